@@ -41,7 +41,7 @@ def rules(table: DispatchTable) -> dict[str, Rule]:
     """The rules that are compared, by name."""
 
     def least_loss(measured: Sequence[Measured], waves: Mapping[int, Waves] | None = None) -> Dispatch:
-        return Dispatch(measured, table.default, batch_reach=table.batch_reach, waves=waves)
+        return Dispatch(measured, table.default, waves=waves)
 
     return {
         "nearest cell": lambda measured: least_loss([one._replace(losses=()) for one in measured]),

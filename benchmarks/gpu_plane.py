@@ -57,9 +57,9 @@ from kvgen.registry.select import select
 from kvgen.runtime.module import load
 from kvgen.runtime.variant import Variant
 from kvgen.spec import KernelSpec, Workload, load_spec
+from kvgen.spec.grid import Grid, grid_of
 from kvgen.toolchain import ArtifactCache
 from kvgen.tune.compile_queue import CompileQueue
-from kvgen.tune.grid import Grid, grid_of
 
 ROOT = Path(__file__).resolve().parent.parent
 POLICY = TimingPolicy(seconds=0.03, warmup_seconds=0.005, samples=7)

@@ -9,7 +9,8 @@ from kvgen.errors import KvgenError, ToolchainMissing, UnsupportedError
 from kvgen.lower.base import Backend
 from kvgen.lower.operations import Operations
 from kvgen.lower.schedule import Schedule
-from kvgen.spec import AnySpec
+from kvgen.spec import AnySpec, KernelSpec
+from kvgen.spec.grid import grid_of, q_len_of
 
 NAMES = ("cuda", "tilelang", "cpu")
 
@@ -79,3 +80,13 @@ def _try(name: str) -> tuple[Backend | None, str | None]:
 def defaults(backend: Backend, spec: AnySpec, target: Target) -> dict[str, Schedule]:
     """A back end's default at each workload of a spec, by workload key."""
     return {work.key: backend.default(spec, target, work) for work in spec.workloads}
+
+
+def grid_defaults(backend: Backend, spec: AnySpec, target: Target) -> dict[str, Schedule]:
+    """A back end's default at each workload of the grid, by workload key; none for an operation on a matrix, which has no grid. A default
+    does not depend on the load, so sustained workloads are left out.
+    """
+    if not isinstance(spec, KernelSpec):
+        return {}
+    cells = grid_of(target).cells(q_len_of(spec))
+    return {work.key: backend.default(spec, target, work) for work in cells if work.load == "rested"}

@@ -10,10 +10,11 @@ from kvgen.errors import RegistryMiss
 from kvgen.lower import backends
 from kvgen.lower.base import Source
 from kvgen.lower.schedule import Schedule
-from kvgen.registry.dispatch import DispatchTable
+from kvgen.registry.dispatch import DispatchTable, smallest
 from kvgen.registry.entry import Entry
 from kvgen.registry.select import Selection
 from kvgen.spec import AnySpec
+from kvgen.spec.traffic import parse
 from kvgen.toolchain import Artifact
 
 
@@ -26,9 +27,10 @@ def default_entry(spec: AnySpec, target: Target, selection: Selection) -> tuple[
     if backend is None:
         raise RegistryMiss(f"no kernel for {spec.name} on {target}: {'; '.join((*reasons, *selection.why))}")
     plain, defaults = backend.plain(spec, target), backends.defaults(backend, spec, target)
-    sources = {schedule: (backend.lower(spec, schedule, target), None) for schedule in {plain, *defaults.values()}}
-    entry = untuned_entry(spec, target, defaults, plain, sources, device={})
-    caution = f"nothing is tuned for this format on {target}; using {backend.name}'s default schedule"
+    grid = backends.grid_defaults(backend, spec, target)
+    sources = {schedule: (backend.lower(spec, schedule, target), None) for schedule in {plain, *defaults.values(), *grid.values()}}
+    entry = untuned_entry(spec, target, defaults, grid, plain, sources, device={})
+    caution = f"nothing is tuned for this format on {target}; using {backend.name}'s default schedules"
     return entry, selection._replace(cautions=(caution, *selection.cautions))
 
 
@@ -36,15 +38,21 @@ def untuned_entry(
     spec: AnySpec,
     target: Target,
     defaults: Mapping[str, Schedule],
+    grid: Mapping[str, Schedule],
     plain: Schedule,
     code: Mapping[Schedule, tuple[Source, Artifact | None]],
     **facts: Any,
 ) -> Entry:
-    """An entry of the workloads' default schedules (by workload key), for calls near them, and of the plain one, for all others; `facts`
-    as in `Entry.of`.
+    """An entry of the default schedules of the spec's workloads and of the grid's, both by workload key, for calls near them, and of the
+    plain one, for all others; `facts` as in `Entry.of`.
     """
+    order = [defaults[work.key] for work in spec.workloads]
     launches = [(work, defaults[work.key], *code[defaults[work.key]]) for work in spec.workloads]
-    if all(default == plain for default in defaults.values()):
+    if all(default == plain for default in (*order, *grid.values())):
         return Entry.of(spec, target, launches, **facts)
-    beyond = (spec.workloads[0], plain, *code[plain])
-    return Entry.of(spec, target, launches, [beyond], DispatchTable((), len(launches), (), ()), **facts)
+    further = [schedule for schedule in dict.fromkeys([plain, *grid.values()]) if schedule not in order]
+    served = {schedule: [parse(key) for key, default in grid.items() if default == schedule] for schedule in further}
+    more = [(smallest(served[schedule]) or spec.workloads[0], schedule, *code[schedule]) for schedule in further]
+    index = {schedule: number for number, schedule in reversed(list(enumerate([*order, *further])))}
+    table = DispatchTable((), index[plain], (), (), defaults={key: index[schedule] for key, schedule in grid.items()})
+    return Entry.of(spec, target, launches, more, table, **facts)

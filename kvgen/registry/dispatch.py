@@ -1,14 +1,16 @@
-"""The dispatch table of an entry: which of its launches serves which batch and number of tokens, as it was measured over a grid."""
+"""The dispatch table of an entry: which of its launches serves which batch and number of tokens, as it was measured over a grid. An untuned
+entry has the back end's defaults instead.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from kvgen.lower.schedule import Params
 from kvgen.plaindata import Json
 from kvgen.spec import AnyWorkload, Workload
-from kvgen.spec.dispatch import REACH, Measured
+from kvgen.spec.dispatch import Measured
 from kvgen.spec.timing import Timing, require_times
 from kvgen.spec.traffic import parse
 from kvgen.spec.waves import Waves
@@ -79,17 +81,12 @@ class DispatchTable(Json):
     """The largest ratio of a serving launch's time to the fastest launch's, over all cells."""
     waves: tuple[Waves | None, ...] = ()
     """Of every launch in `members`, how its CTAs fill the GPU; None where they do not run in waves. Empty: not known."""
+    defaults: Mapping[str, int] = field(default_factory=dict)
+    """Of an untuned entry: by workload of the grid, the index of the launch that is the default there."""
 
     def time(self, cell: Cell, index: int) -> float | None:
         """µs of a launch at a cell; None where it was not measured."""
         return cell.us[self.members.index(index)] if index in self.members else None
-
-    @property
-    def batch_reach(self) -> float:
-        """Doublings of batch up to which a workload speaks for a call: none where nothing was measured. A default may have clusters that
-        do not fit on the GPU at once with more sequences.
-        """
-        return REACH if self.cells else 0.0
 
     @property
     def filling(self) -> dict[int, Waves]:
@@ -97,8 +94,9 @@ class DispatchTable(Json):
         return {index: waves for index, waves in zip(self.members, self.waves, strict=False) if waves is not None}
 
     def measured(self) -> list[Measured]:
-        """The cells for the look-up: losses of the members beside the launch that serves."""
-        return [Measured(cell.work, cell.launch, self._losses(cell)) for cell in self.cells]
+        """The cells for the look-up, with losses of the members beside the launch that serves; without cells the defaults, with none."""
+        guessed = [Measured(parse(key), index) for key, index in self.defaults.items()]
+        return [Measured(cell.work, cell.launch, self._losses(cell)) for cell in self.cells] or guessed
 
     def _losses(self, cell: Cell) -> list[tuple[int, float]]:
         served = self.time(cell, cell.launch)
@@ -122,7 +120,7 @@ class DispatchTable(Json):
     def check(self, tuned: int) -> None:
         """Raises ValueError if the table does not fit `tuned` launches of workloads, or has workloads or times that are none."""
         count = tuned + len(self.launches)
-        for index in (self.default, *self.members, *(cell.launch for cell in self.cells)):
+        for index in (self.default, *self.members, *(cell.launch for cell in self.cells), *self.defaults.values()):
             if not 0 <= index < count:
                 raise ValueError(f"its dispatch table names launch {index} of {count}")
         if len(set(self.members)) != len(self.members):
@@ -136,3 +134,10 @@ class DispatchTable(Json):
                 raise ValueError(f"its dispatch table has no times of {cell.workload}")
             require_times(f"its dispatch table at {cell.workload}", *cell.us, cell.best_us, cell.read_us)
             _ = cell.work
+        for key in self.defaults:
+            parse(key)
+
+
+def smallest(served: Iterable[Workload]) -> Workload | None:
+    """Of the workloads that a launch serves, the one that the launch is named after: of the fewest tokens. None of none."""
+    return min(served, key=lambda work: (work.batch * work.kv_len, work.key), default=None)

@@ -145,7 +145,9 @@ class Entry(Json):
     timings: tuple[Timing, ...] = ()
     runner_up: Facts | None = None
     dispatch: DispatchTable | None = None
-    """Which launch serves which batch and number of tokens, measured over a grid; None: each call takes the nearest workload's."""
+    """Which launch serves which batch and number of tokens, by what was measured over a grid or, of an untuned entry, by the defaults
+    there; None: each call takes the nearest workload's.
+    """
     quality: Annotated[Facts, Shaped(Quality)] | None = None
     """What the format costs, or None where it was never computed."""
     cache: Facts | None = None
@@ -206,7 +208,7 @@ class Entry(Json):
         if self.dispatch is None:
             return Dispatch(self.measured(), sustained=sustained)
         table = self.dispatch
-        return Dispatch(self.measured(), table.default, sustained=sustained, batch_reach=table.batch_reach, waves=table.filling)
+        return Dispatch(self.measured(), table.default, sustained=sustained, waves=table.filling)
 
     def measured(self) -> list[Measured]:
         """The workloads of attention that were measured: those of the dispatch table, and before them those that were tuned for and are not

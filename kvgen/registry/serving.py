@@ -71,7 +71,7 @@ def serving(entry: Entry, spec: KernelSpec, work: Workload) -> Serving:
         return _without_table(entry, work, index)
     place = look_up.cell(work.batch, work.kv_len, work.q_len, tokens)
     if place is None:
-        none = "no workload within a doubling of it was measured" if table.cells else "no workload of the spec is within a doubling of it"
+        none = "no workload within a doubling of it was measured" if table.cells else "the grid has no default within a doubling of it"
         return Serving(work, index, launch, None, f"the plain schedule: {none}")
     known = [one.workload for one in entry.measured()]  # the look-up prefers the spec's load, and another may have been measured, too
     near = next((one for one in known if one.key == work.key), known[place])

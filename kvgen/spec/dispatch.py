@@ -59,12 +59,11 @@ class Dispatch:
         default: int | None = None,
         *,
         sustained: bool = False,
-        batch_reach: float = REACH,
         waves: Mapping[int, Waves] | None = None,
     ) -> None:
         """`default` is the launch far from all that was measured, which is the plain schedule; None: there is no table, and the launch
-        of the nearest workload serves. `sustained`: prefer what was measured under a sustained load. `batch_reach`: REACH in batch, 0
-        where nothing was measured and a launch may not suit other batches. `waves` says how launches fill the GPU, by their index.
+        of the nearest workload serves. `sustained`: prefer what was measured under a sustained load. `waves` says how launches fill the
+        GPU, by their index.
         """
         self._cells = [coordinates_of(one.workload) for one in measured]
         self._workloads = [one.workload for one in measured]
@@ -73,7 +72,6 @@ class Dispatch:
         self._exact = {_call_of(one.workload): one.launch for one in sorted(measured, key=lambda one: _prefers(one.workload, sustained))}
         self._default = default
         self._sustained = sustained
-        self._batch_reach = batch_reach
         self._waves = waves or {}
         self._known: dict[tuple[int, int, int, int | None], int] = {}
         """By call."""
@@ -127,7 +125,7 @@ class Dispatch:
         call = coordinates(batch, 1, q_len, sustained=self._sustained)
         most = call[0] + math.log2(longest)
         unequal = None if total is None else max(0.0, most - math.log2(total))
-        return [_away(cell, call, most, unequal, self._batch_reach) for cell in self._cells]
+        return [_away(cell, call, most, unequal) for cell in self._cells]
 
     @staticmethod
     def _near(away: Sequence[tuple[float, bool]]) -> int | None:
@@ -191,7 +189,7 @@ def _rounded(tokens: int) -> float:
     return math.pow(2, _step(tokens) / STEPS)
 
 
-def _away(cell: Coordinates, call: Coordinates, most: float, unequal: float | None, batch_reach: float) -> tuple[float, bool]:
+def _away(cell: Coordinates, call: Coordinates, most: float, unequal: float | None) -> tuple[float, bool]:
     """Distance of a measured workload from a call of 2^most tokens at most, 2^(most - unequal) in fact, and whether it is within REACH.
 
     If the tokens are not known (`unequal` is None), the longest sequences are compared.
@@ -203,4 +201,4 @@ def _away(cell: Coordinates, call: Coordinates, most: float, unequal: float | No
     batch, query = abs(cell[0] - call[0]), abs(cell[2] - call[2])
     # Another load counts as one and a half doublings: the workloads of a whole grid lie a doubling apart.
     distance = batch + tokens + query + spread + 1.5 * abs(cell[4] - call[4])
-    return distance, batch <= batch_reach + 1e-9 and max(tokens, query) <= REACH + 1e-9
+    return distance, max(batch, tokens, query) <= REACH + 1e-9

@@ -121,7 +121,7 @@ def compile_space(
         if c is found[0] and schedule in unmeasured:
             built[schedule] = (source, _required(result, c, schedule))
             if len(built) == len(unmeasured):
-                registered = _register(make_untuned(spec, target, c.defaults, c.plain, built), store)
+                registered = _register(make_untuned(spec, target, c, built), store)
         elapsed = time.monotonic() - began
         watch(Progress("compiling", str(schedule), len(outcomes), len(jobs), 0, failures.copy(), {}, elapsed, None))
     order = {schedule.id: place for place, (_, schedule, _) in enumerate(jobs)}
@@ -132,7 +132,7 @@ def compile_space(
 
 def _unmeasured(c: Contender) -> list[Schedule]:
     """The schedules of an untuned entry."""
-    return list(dict.fromkeys([*c.defaults.values(), c.plain]))
+    return list(dict.fromkeys([*c.defaults.values(), *c.grid.values(), c.plain]))
 
 
 def _required(result: Artifact | CompileError | CompilerCrash, c: Contender, schedule: Schedule) -> Artifact:
@@ -140,7 +140,7 @@ def _required(result: Artifact | CompileError | CompilerCrash, c: Contender, sch
     if isinstance(result, CompilerCrash):
         raise result
     if isinstance(result, CompileError):
-        which = "default" if schedule in c.defaults.values() else "plain"
+        which = "default" if schedule in {*c.defaults.values(), *c.grid.values()} else "plain"
         raise CompileError(f"the {which} schedule of {c.backend.name} does not compile", str(result))
     return result
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from kvgen.arch import Target
 from kvgen.digest import digest
 from kvgen.errors import KvgenError, ToolchainMissing, UnsupportedError
-from kvgen.lower.backends import backends_for, defaults, missing_backends, refusal
+from kvgen.lower.backends import backends_for, defaults, grid_defaults, missing_backends, refusal
 from kvgen.lower.base import Backend, Language
 from kvgen.lower.schedule import Schedule, Value
 from kvgen.lower.sources import Sources
@@ -34,6 +34,8 @@ class Contender:
     space: SearchSpace
     defaults: Mapping[str, Schedule]
     """By workload key."""
+    grid: Mapping[str, Schedule]
+    """The defaults at the workloads of the grid, by workload key."""
     plain: Schedule
     """For calls far from all workloads. It has the layout of the defaults."""
 
@@ -55,7 +57,8 @@ def contenders(
         else:
             space = backend.space(spec, target)
             space = space.without_hints() if all_schedules else space
-            found.append(Contender(backend, space, defaults(backend, spec, target), backend.plain(spec, target)))
+            by_work, of_grid = defaults(backend, spec, target), grid_defaults(backend, spec, target)
+            found.append(Contender(backend, space, by_work, of_grid, backend.plain(spec, target)))
     if found:
         return found, refusals
     if not refusals:

@@ -17,22 +17,22 @@ from kvgen.errors import CompileError, CompilerCrash, ToolchainMissing, Unsuppor
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.lower.space import SearchSpace
 from kvgen.plaindata import Facts
-from kvgen.registry.dispatch import Cell, DispatchTable
+from kvgen.registry.dispatch import Cell, DispatchTable, smallest
 from kvgen.spec import KernelSpec, Workload
+from kvgen.spec.grid import Grid, q_len_of
 from kvgen.toolchain import Artifact
 from kvgen.tune.candidate import Candidate, Key, Record
 from kvgen.tune.compile_queue import CompileQueue
 from kvgen.tune.contenders import Contender
 from kvgen.tune.decide import Decision
 from kvgen.tune.failures import failures
-from kvgen.tune.grid import Grid
 from kvgen.tune.portfolio import Portfolio, choose
 from kvgen.tune.runner import Runner
 from kvgen.tune.times import BARRING, Times, fill
 
 POOL = 128
 """Most launches that are screened."""
-FINALISTS = 12
+FINALISTS = 16
 """Most launches that are measured over the grid, beside the plain schedule and the winners of workloads."""
 COMPILING = 0.2
 """Of the stage's time, for compiling launches that the search did not try."""
@@ -82,12 +82,16 @@ class Plane:
         self._spec, self._target, self._grid = spec, target, grid
         self._spaces, self._backends = {c.backend.name: c.space for c in found}, {c.backend.name: c.backend for c in found}
         self._plain = [c.plain for c in found]
+        self._guesses = [schedule for c in found for schedule in dict.fromkeys(c.grid.values())]
+        """The back ends' defaults at the cells of the grid, each once."""
         self._runner, self._queue, self._tell = runner, queue, tell
-        self._q_len = max(spec.workloads, key=lambda work: work.weight).q_len
+        self._q_len = q_len_of(spec)
         self._artifacts: dict[Schedule, Artifact | None] = {}
         self._times = Times()
         self._accuracy: dict[Key, Facts] = {}
         """The errors of every candidate that was verified."""
+        self._too_large: set[str] = set()
+        """Workloads, by name, whose reference does not fit into memory: it takes several times the memory of a launch."""
 
     def measure(self, decision: Decision, records: Sequence[Record], seconds: float | None, *, untried: bool = True) -> Table | None:
         """Measure within `seconds` (None: the whole grid) and choose; None where nothing could be measured. `records` are those of the
@@ -108,7 +112,7 @@ class Plane:
         if self._runner.exclusive:
             self._queue.wait_idle()
         self._fill(self._grid.anchors(self._q_len), pool, until(SCREENING), rounds=1)
-        finalists = self._finalists(pool, [default, *winners])
+        finalists = self._finalists(pool, self._defaults(decision), [default, *winners])
         own = {work.key for work in self._spec.workloads}
         cells = [*self._spec.workloads, *(cell for cell in self._grid.cells(self._q_len) if cell.key not in own)]
         self._fill(cells, finalists, until(1 - VERIFYING))
@@ -153,9 +157,11 @@ class Plane:
         return list(islice(usable, POOL))
 
     def _untried(self, decision: Decision, pool: Sequence[Schedule], seconds: float | None) -> list[Schedule]:
-        """Further launches that the search would try at a screened workload, as many as can be compiled in COMPILING of the time."""
-        found = in_turns(self._spaces, decision.layout, self._grid.anchors(self._q_len))
-        fresh = [schedule for schedule in found if schedule not in pool and schedule not in self._times.barred]
+        """Further launches: the defaults at the cells, and what the search would try at a screened workload. As many as can be compiled in
+        COMPILING of the time.
+        """
+        found = [*self._defaults(decision), *in_turns(self._spaces, decision.layout, self._grid.anchors(self._q_len))]
+        fresh = [schedule for schedule in dict.fromkeys(found) if schedule not in pool and schedule not in self._times.barred]
         fresh = fresh[: max(0, POOL - len(pool))]
         limit = None if seconds is None else COMPILING * seconds
         if limit is not None:
@@ -163,11 +169,17 @@ class Plane:
         self._tell(f"compiling {len(fresh)} launches that the search did not try")
         return [schedule for schedule in self._queue.done(fresh, limit) if self._artifact(schedule) is not None]
 
-    def _finalists(self, pool: Sequence[Schedule], first: Iterable[Schedule]) -> list[Schedule]:
-        """The launches for the grid: the best of every screened workload, then the second best, and so on."""
+    def _defaults(self, decision: Decision) -> list[Schedule]:
+        """The defaults at the cells, over the winning layout: near the best for kinds of traffic that screening does not try."""
+        over = [Schedule(guess.backend, decision.layout, guess.launch) for guess in self._guesses]
+        return [schedule for schedule in dict.fromkeys(over) if not self._spaces[schedule.backend].check(schedule)]
+
+    def _finalists(self, pool: Sequence[Schedule], guesses: Iterable[Schedule], first: Iterable[Schedule]) -> list[Schedule]:
+        """The launches for the grid: the best of every screened workload, then the `guesses`, then the second best, and so on."""
         anchors = [cell for cell in self._grid.anchors(self._q_len) if self._serving(cell, pool)]
-        ranks = [sorted(pool, key=lambda schedule: self._times.us(cell, schedule)) for cell in anchors]
-        better = [schedule for rank in zip(*ranks, strict=True) for schedule in rank] if ranks else list(pool)
+        ranks = [sorted(pool, key=lambda schedule: self._times.us(cell, schedule)) for cell in anchors] or [list(pool)]
+        best, *others = zip(*ranks, strict=True)
+        better = [*best, *(guess for guess in guesses if guess in pool), *chain.from_iterable(others)]
         chosen = [schedule for schedule in dict.fromkeys(better) if schedule not in self._times.barred]
         return list(dict.fromkeys([*first, *chosen[:FINALISTS]]))
 
@@ -236,22 +248,31 @@ class Plane:
 
     def _verified(self, portfolio: Portfolio, cells: Sequence[Workload], finalists: Sequence[Schedule]) -> bool:
         """Whether every member is right at the largest workloads that it serves, and at those of the spec. One that is not is barred."""
-        own = {work.key for work in self._spec.workloads}
         for index in portfolio.launches:
             schedule = finalists[index]
             served = [cell for cell, launch in zip(cells, portfolio.serves, strict=True) if launch == index]
-            for cell in dict.fromkeys([*largest(served), *(cell for cell in served if cell.key in own)]):
-                candidate, artifact = Candidate(schedule, cell), self._artifact(schedule)
-                if candidate.key in self._accuracy or artifact is None:
-                    continue
+            artifact = self._artifact(schedule)
+            while artifact is not None and (cell := self._next_to_verify(schedule, served)) is not None:
+                candidate = Candidate(schedule, cell)
                 self._tell(f"verifying {candidate}")
                 record = self._runner.verify(candidate, artifact)
+                if record.kind == "oom":
+                    self._times.failures.append(record)
+                    self._too_large.add(cell.key)
+                    continue
                 self._accuracy[candidate.key] = record.accuracy
                 if not record.right and record.kind != "unsupported":
                     self._times.failures.append(record)
                     self._times.barred.add(schedule)
                     return False
         return True
+
+    def _next_to_verify(self, schedule: Schedule, served: Sequence[Workload]) -> Workload | None:
+        """The next workload at which a launch has to be verified, of those that it serves and whose reference fits into memory."""
+        own = {work.key for work in self._spec.workloads}
+        fitting = [cell for cell in served if cell.key not in self._too_large]
+        cells = [*largest(fitting), *(cell for cell in fitting if cell.key in own)]
+        return next((cell for cell in cells if Candidate(schedule, cell).key not in self._accuracy), None)
 
     def _table(
         self, decision: Decision, portfolio: Portfolio, cells: Sequence[Workload], finalists: Sequence[Schedule], default: Schedule
@@ -304,8 +325,9 @@ class Plane:
     @staticmethod
     def _home(schedule: Schedule, cells: Sequence[Workload], serves: Mapping[str, Schedule]) -> Workload:
         """The smallest workload that a launch serves; of a default that serves none, the smallest of all."""
-        served = [cell for cell in cells if serves[cell.key] == schedule] or list(cells)
-        return min(served, key=lambda cell: (cell.batch * cell.kv_len, cell.key))
+        home = smallest([cell for cell in cells if serves[cell.key] == schedule] or cells)
+        assert home is not None, "something was measured"
+        return home
 
 
 def in_turns(spaces: Mapping[str, SearchSpace], layout: Params, cells: Sequence[Workload]) -> list[Schedule]:

@@ -20,6 +20,7 @@ from kvgen.spec.timing import Timing
 from kvgen.toolchain import Artifact
 from kvgen.tune.candidate import Record
 from kvgen.tune.compile_queue import CompileQueue
+from kvgen.tune.contenders import Contender
 from kvgen.tune.decide import Decision
 from kvgen.tune.plane import Table
 
@@ -63,18 +64,17 @@ def make_entry(
     )
 
 
-def make_untuned(
-    spec: AnySpec, target: Target, defaults: Mapping[str, Schedule], plain: Schedule, built: Mapping[Schedule, tuple[Source, Artifact]]
-) -> Entry:
+def make_untuned(spec: AnySpec, target: Target, c: Contender, built: Mapping[Schedule, tuple[Source, Artifact]]) -> Entry:
     """The untuned entry of a back end's defaults and its plain schedule, which were compiled and never run."""
     return untuned_entry(
         spec,
         target,
-        defaults,
-        plain,
+        c.defaults,
+        c.grid,
+        c.plain,
         built,
         device=dict(here(target)),
-        toolchain=toolchain(built[plain][1].resources.compiler),
+        toolchain=toolchain(built[c.plain][1].resources.compiler),
         provenance={**provenance(), "tuned": False, "why": "compiled only: never run, never measured"},
         quality={"outputs": format_quality(spec)} if isinstance(spec, KernelSpec) else None,  # accuracy has the errors of a matrix
     )

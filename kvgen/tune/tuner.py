@@ -22,6 +22,7 @@ from kvgen.registry.device import here
 from kvgen.registry.entry import Entry, entry_key
 from kvgen.registry.store import Store
 from kvgen.spec import AnySpec, KernelSpec
+from kvgen.spec.grid import Grid, grid_of, reached
 from kvgen.spec.target import resolve
 from kvgen.spec.traffic import parse
 from kvgen.toolchain import ArtifactCache
@@ -31,7 +32,6 @@ from kvgen.tune.compile_queue import CompileQueue
 from kvgen.tune.contenders import Contender, contenders, open_search, open_trial_stores, require
 from kvgen.tune.decide import Decision, decide, most_finalists
 from kvgen.tune.final import Final
-from kvgen.tune.grid import Grid, grid_of, reached
 from kvgen.tune.measuring import MeasuringLoop
 from kvgen.tune.plane import Plane, Table
 from kvgen.tune.present import present_launches, present_table

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 
 from kvgen.arch import GPUS, KB, Target
 from kvgen.errors import UnsupportedError
@@ -24,6 +24,8 @@ from kvgen.spec import AnyWorkload, KernelSpec, Workload
 from kvgen.spec.waves import Waves
 
 NAME = "cuda"
+REMEMBERED = 16
+"""Specs whose search space and plain schedule are kept, since an untuned kernel asks for the defaults of some 200 workloads."""
 MOST_RING = 168 * KB
 """Rings of a multiprocessor that a search tries, at most: more gained nothing on an H200."""
 
@@ -46,7 +48,7 @@ class CudaBackend:
     def space(self, spec: KernelSpec, target: Target) -> SearchSpace:
         """`search_spaces/cuda.yaml` for a spec and a target. Raises UnsupportedError."""
         self._require(spec, target)
-        return SearchSpace.load(NAME, _facts(spec, target), spec.workloads)
+        return _space(spec, target)
 
     def default(self, spec: KernelSpec, target: Target, work: AnyWorkload | None = None) -> Schedule:
         """What measurements suggest for a workload, else the plain schedule, always over the plain one's layout."""
@@ -57,7 +59,8 @@ class CudaBackend:
 
     def plain(self, spec: KernelSpec, target: Target) -> Schedule:
         """A schedule that no shape is bad at, allowed for every workload: 8 warps with four stages where they fit."""
-        return plain_schedule(NAME, spec, target, self.space(spec, target), plain_launches(spec))
+        self._require(spec, target)
+        return _plain(spec, target)
 
     def lower(self, spec: KernelSpec, schedule: Schedule, target: Target) -> Source:
         """Source of one variant. Raises UnsupportedError where spec or schedule cannot be built."""
@@ -75,6 +78,16 @@ class CudaBackend:
     def _require(self, spec: KernelSpec, target: Target) -> None:
         if reason := self.unsupported(spec, target):
             raise UnsupportedError(NAME, reason)
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _space(spec: KernelSpec, target: Target) -> SearchSpace:
+    return SearchSpace.load(NAME, _facts(spec, target), spec.workloads)
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _plain(spec: KernelSpec, target: Target) -> Schedule:
+    return plain_schedule(NAME, spec, target, _space(spec, target), plain_launches(spec))
 
 
 def _facts(spec: KernelSpec, target: Target) -> dict[str, Fact]:

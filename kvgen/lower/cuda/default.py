@@ -13,6 +13,7 @@ from kvgen.lower.cuda.rows import q_tiles, runs
 from kvgen.lower.gpu_facts import preferred_block
 from kvgen.lower.schedule import Params, Value
 from kvgen.spec import KernelSpec, Workload
+from kvgen.spec.distance import mean_length
 
 FEW_TOKENS = 4096
 """Visible tokens of a sequence, at most, at which what surrounds the loop takes as long as the loop."""
@@ -104,6 +105,6 @@ def _short_heads(spec: KernelSpec, work: Workload, target: Target) -> bool:
 
 
 def _visible(spec: KernelSpec, work: Workload) -> int:
-    """Tokens that a query sees; of a window, whole blocks."""
-    window = spec.attention.window
-    return work.kv_len if window is None else min(work.kv_len, window + preferred_block(spec))
+    """Tokens that a query sees, of unequal lengths in the mean; of a window, whole blocks."""
+    window, tokens = spec.attention.window, round(mean_length(work))
+    return tokens if window is None else min(tokens, window + preferred_block(spec))

@@ -15,8 +15,8 @@ from kvgen.lower.schedule import Params, Schedule
 from kvgen.measure import read_roofline
 from kvgen.registry.dispatch import Cell, DispatchTable
 from kvgen.registry.entry import Entry
+from kvgen.spec.grid import CPU, GPU
 from kvgen.spec.traffic import parse
-from kvgen.tune.grid import CPU, GPU
 from tests.support.naive import naive_artifact, naive_schedule, naive_source, naive_spec
 
 

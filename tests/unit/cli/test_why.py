@@ -12,9 +12,9 @@ from kvgen.cli.app import main
 from kvgen.lower.backends import get_backend
 from kvgen.registry import Store
 from kvgen.spec import Workload, dump_spec, load_spec
+from kvgen.spec.grid import Grid, powers
 from kvgen.spec.timing import Timing
 from kvgen.toolchain import ArtifactCache
-from kvgen.tune.grid import Grid, powers
 from kvgen.tune.result import TuningResult
 from kvgen.tune.tuner import tune
 from tests.support.grids import cell, with_grid

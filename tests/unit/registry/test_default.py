@@ -1,16 +1,23 @@
-"""The entry of a format that nothing is tuned for: its default serves calls near the spec's workloads, the plain schedule all others."""
+"""The entry of a format that nothing is tuned for: each call takes the default of the grid's workload nearest to it, calls beyond the grid
+the plain schedule.
+"""
 
 from __future__ import annotations
+
+import pytest
 
 from benchmarks.gpu_words import schedule_word, spec_of, workload_of
 from kvgen.lower.backends import get_backend
 from kvgen.registry.default import default_entry
+from kvgen.registry.dispatch import DispatchTable
 from kvgen.registry.entry import Entry
 from kvgen.registry.select import Selection
 from kvgen.registry.serving import serving
 from kvgen.spec import KernelSpec
+from kvgen.spec.traffic import parse
 
 CUDA = get_backend("cuda")
+PLAIN = "n128.w8u4d1c1"
 
 
 def spec(work: str) -> KernelSpec:
@@ -23,35 +30,67 @@ def entry_for(work: str) -> Entry:
 
 def taken(entry: Entry, work: str) -> str:
     """The word of the schedule that a call takes."""
-    found = serving(entry, spec(work), workload_of(work))
+    found = serving(entry, entry.spec, parse(work))
     return schedule_word(entry.schedule(found.launch))
 
 
-def test_clusters_serve_only_the_calls_that_they_are_for() -> None:
+@pytest.mark.parametrize(
+    ("work", "schedule"),
+    [
+        ("1x4096", "n128.w8u1d2c1.cl8"),
+        ("1x2048", "n128.w8u1d2c1.cl8"),
+        ("2x4096", "n128.w8u1d2c1.cl4"),
+        ("9x30000", "n128.w8u4d1c1.cl2"),
+        ("64x512", "n128.w2u1d2c4"),
+        ("64x32768", "n128.w4u4d1c2"),
+        ("1x131072", PLAIN),
+        ("4096x512", PLAIN),
+        ("1x4194304", PLAIN),
+    ],
+)
+def test_a_call_takes_the_default_of_the_traffic_around_it_and_beyond_the_grid_the_plain_schedule(work: str, schedule: str) -> None:
+    """The spec names one workload; each launch serves only the calls that it is for."""
+    assert taken(entry_for("1x4096"), work) == schedule
+
+
+def test_every_workload_of_the_spec_has_the_default_of_its_own_traffic() -> None:
+    entry = entry_for("1x4096,8x32768,32x8192,3x300000")
+    assert [schedule_word(entry.schedule(launch)) for launch in entry.launches] == [
+        "n128.w8u1d2c1.cl8", "n128.w8u4d1c1.cl2", "n128.w4u4d1c2", PLAIN,
+    ]  # fmt: skip
+    for work in ("1x4096", "8x32768", "32x8192", "3x300000"):
+        assert taken(entry, work) == schedule_word(CUDA.default(entry.spec, "sm90", parse(work)))
+
+
+def test_each_launch_is_compiled_once() -> None:
+    entry = entry_for("1x4096,1x32768,8x32768")
+    words = [schedule_word(entry.schedule(launch)) for launch in entry.every_launch]
+    assert len(entry.codes) == len(set(words)) == len(words)
+
+
+def test_unequal_lengths_count_by_their_mean() -> None:
+    """The sequences of the first are as short as those of 64x512; the second ones have 15 times the tokens."""
     entry = entry_for("1x4096")
-    assert len(entry.codes) == 2
-    assert taken(entry, "1x4096") == taken(entry, "1x2048") == "n128.w8u1d2c1.cl8"
-    assert taken(entry, "64x512") == taken(entry, "8x32768") == taken(entry, "1x131072") == schedule_word(CUDA.plain(entry.spec, "sm90"))
+    assert taken(entry, "64x32-2048") == "n128.w2u1d2c4"
+    assert taken(entry, "64x512-32768") == "n128.w4u4d1c2"
 
 
-def test_every_workload_of_the_spec_has_a_default_of_its_own() -> None:
-    entry = entry_for("1x4096,8x32768,32x8192")
-    assert len(entry.codes) == 4
-    assert taken(entry, "1x4096") == "n128.w8u1d2c1.cl8"
-    assert taken(entry, "8x32768") == taken(entry, "8x40000") == "n128.w8u4d1c1.cl2"
-    assert taken(entry, "32x8192") == "n128.w4u4d1c2"
-    assert taken(entry, "128x32768") == "n128.w8u4d1c1"
-
-
-def test_a_default_that_is_plain_is_one_launch() -> None:
-    entry = entry_for("1x32768")
+def test_where_all_defaults_are_plain_there_is_one_launch() -> None:
+    entry = default_entry(spec("1x32768"), "sm80", Selection(None, "default", ()))[0]
     assert (entry.dispatch, len(entry.every_launch)) == (None, 1)
 
 
 def test_the_entry_survives_being_written_and_says_why_a_launch_serves() -> None:
     entry = entry_for("1x4096")
-    assert entry.dispatch is not None
-    entry.dispatch.check(len(entry.launches))
-    near, far = (serving(entry, spec(work), workload_of(work)).why for work in ("1x4096", "64x512"))
+    again = Entry.from_parts(entry.to_json(), {file: code.text for file, code in entry.codes.items()}, entry.resources())
+    assert again.dispatch == entry.dispatch
+    near, other, far = (serving(again, again.spec, parse(work)).why for work in ("1x4096", "60x600", "4096x512"))
     assert near == "the default for 1x4096"
-    assert far == "the plain schedule: no workload of the spec is within a doubling of it"
+    assert other == "the default for 64x512, 0.2 doublings away"
+    assert far == "the plain schedule: the grid has no default within a doubling of it"
+
+
+@pytest.mark.parametrize(("defaults", "problem"), [({"64x512": 9}, "names launch 9 of 1"), ({"many": 0}, "many")])
+def test_defaults_of_launches_or_workloads_that_are_none_are_refused(defaults: dict[str, int], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        DispatchTable((), 0, (), (), defaults=defaults).check(1)

@@ -103,12 +103,6 @@ def test_a_plan_balances_unequal_lengths_so_waves_do_not_count():
     assert found.launch(11, 131072, tokens=11 * 131072 - 1) == 0, "other lengths, though as many tokens when rounded"
 
 
-def test_where_nothing_was_measured_the_default_serves_its_own_batches():
-    """A default may have clusters that do not fit on the GPU at once with more sequences."""
-    found = Dispatch([Measured(parse("8x32768"), 0)], DEFAULT, batch_reach=0.0)
-    assert [call(found, name) for name in ("8x32768", "8x20000", "16x16384", "11x32768", "4x32768")] == [0, 0, *[DEFAULT] * 3]
-
-
 def test_a_workload_of_unequal_lengths_keeps_its_launch_though_its_tokens_are_rounded():
     cells = [
         Measured(parse("64x300-20000"), 0, [(1, 1.02)]),

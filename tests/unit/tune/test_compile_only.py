@@ -32,10 +32,10 @@ def test_every_schedule_is_compiled_and_the_default_registered_as_untuned(tmp_pa
     assert report.to_json()["excluded"] == []
 
 
-def test_an_untuned_entry_has_a_plain_schedule_for_calls_far_from_its_workloads(tmp_path: Path):
+def test_an_untuned_entry_has_a_plain_schedule_for_calls_beyond_the_grid(tmp_path: Path):
     entry = compiled(tmp_path, PlainBackend(), limit=1).entry
     assert [launch.params["threads"] for launch in entry.every_launch] == [2, 2, 4]
-    assert [entry.look_up().launch(batch, 512) for batch in (1, 2, 64)] == [2, 1, 2]
+    assert [entry.look_up().launch(batch, 512) for batch in (1, 32, 512)] == [0, 0, 2]
     assert Store(tmp_path / "registry").all()[0].entry == entry
     for broken, which in ((2, "default"), (4, "plain")):
         with pytest.raises(CompileError, match=f"the {which} schedule of cpu"):

@@ -11,17 +11,18 @@ import pytest
 from kvgen.errors import MeasureError
 from kvgen.lower.backends import backends_for
 from kvgen.lower.expression import Expression
+from kvgen.lower.schedule import Params, Schedule
 from kvgen.lower.space import Constraint, SearchSpace
 from kvgen.registry import Store
 from kvgen.spec import load_spec
 from kvgen.spec.distance import mean_length
+from kvgen.spec.grid import CPU, GPU, LONGER, SPREAD, Grid, powers, reached
 from kvgen.spec.traffic import parse
 from kvgen.toolchain import ArtifactCache
 from kvgen.tune import tuner
 from kvgen.tune.budget import Budget, Clock
 from kvgen.tune.candidate import Candidate
 from kvgen.tune.compile_queue import CompileQueue
-from kvgen.tune.grid import CPU, GPU, LONGER, SPREAD, Grid, powers, reached
 from kvgen.tune.plane import in_turns
 from kvgen.tune.result import TuningResult
 from kvgen.tune.tuner import ENOUGH, tune
@@ -130,6 +131,20 @@ def test_where_few_launches_can_be_compiled_each_workload_has_its_first(tmp_path
     runner = FakeRunner(cost=cost)
     entry = run(tmp_path, runner, budget=Budget(trials=1, seconds=3600.0), plane=True, backends=[Backend()]).entry
     assert 8 in {entry.every_launch[cell.launch].params["threads"] for cell in entry.dispatch.cells if cell.workload.startswith("16x")}
+
+
+def test_the_defaults_of_the_grid_come_before_other_launches(tmp_path, monkeypatch):
+    """Eight threads are the default for batch 2, at which nothing is screened, and the time is enough for one compilation."""
+
+    class Backend(FakeBackend):
+        def default(self, spec, target, work=None):
+            plain = super().default(spec, target)
+            return plain if work is None or work.batch != 2 else Schedule(self.name, plain.layout, Params(threads=8))
+
+    monkeypatch.setattr(CompileQueue, "capacity", lambda self, seconds: 1)
+    runner = FakeRunner(cost=cost)
+    entry = run(tmp_path, runner, budget=Budget(trials=1, seconds=3600.0), plane=True, backends=[Backend()]).entry
+    assert 8 in {entry.every_launch[cell.launch].params["threads"] for cell in entry.dispatch.cells if cell.workload.startswith("2x")}
 
 
 # --- the stage ---------------------------------------------------------------------------------------------------------
@@ -264,6 +279,23 @@ def test_a_launch_that_only_verification_catches_serves_nowhere(tmp_path):
     result = run(tmp_path, Runner(cost=cost))
     assert 8 not in {launch.params["threads"] for launch in result.entry.every_launch}
     assert "bits differ" in {record.detail for record in result.failures}
+
+
+def test_where_a_reference_does_not_fit_into_memory_smaller_workloads_are_verified(tmp_path):
+    def tokens(candidate: Candidate) -> int:
+        return candidate.workload.batch * candidate.workload.kv_len
+
+    class Runner(FakeRunner):
+        def verify(self, candidate, artifact):
+            record = super().verify(candidate, artifact)
+            return record if tokens(candidate) < 1 << 14 else type(record)(candidate, "oom", detail="it takes 33 GiB")
+
+    runner = Runner(cost=cost)
+    result = run(tmp_path, runner)
+    assert 8 in {launch.params["threads"] for launch in result.entry.every_launch}
+    eight = [tokens(candidate) for candidate in runner.verified if candidate.schedule.launch["threads"] == 8]
+    assert min(eight) < 1 << 14 <= max(eight)
+    assert [failure["kind"] for failure in result.entry.provenance["grid"]["failed"]] == ["oom"]
 
 
 def test_calls_beyond_the_grid_take_the_plain_schedule(tmp_path):

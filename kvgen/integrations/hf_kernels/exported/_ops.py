@@ -61,7 +61,7 @@ def _load(build: Any) -> Calls:
     table = build.dispatch
     measured = [Measured(one.workload, one.launch, one.losses) for one in table.measured]
     waves = {one.launch: Waves(**vars(one.waves)) for one in table.waves}
-    dispatch = Dispatch(measured, table.default, sustained=table.sustained, batch_reach=table.batch_reach, waves=waves)
+    dispatch = Dispatch(measured, table.default, sustained=table.sustained, waves=waves)
     return Calls(spec, build.layout, launches, dispatch)
 
 

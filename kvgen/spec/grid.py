@@ -1,8 +1,8 @@
-"""The grid of the (batch, tokens) plane over which launches are measured, in the order in which it is measured.
+"""The grid of the (batch, tokens) plane: the workloads at which launches are measured, and for which an untuned kernel has defaults.
 
-A cut-off leaves a coarse grid of everything rather than a part of a fine one: powers of four come first, with equal lengths and then with
-unequal ones; then batches whose heads fill the GPU badly; then the sustained cells; then every second point between powers of four, and the
-rest. Within a step, the middle of the plane comes before its borders.
+The workloads are in the order in which they are measured. A cut-off leaves a coarse grid of everything rather than a part of a fine one:
+powers of four come first, with equal lengths and then with unequal ones; then batches whose heads fill the GPU badly; then the sustained
+cells; then every second point between powers of four, and the rest. Within a step, the middle of the plane comes before its borders.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kvgen.arch import Target
-from kvgen.spec import Workload
 from kvgen.spec.dispatch import Dispatch, Measured
 from kvgen.spec.distance import mean_length
-from kvgen.spec.model import MAX_KV_LEN, Lengths
+from kvgen.spec.model import MAX_KV_LEN, KernelSpec, Lengths, Workload
 
 SPREAD = 64
 """Longest over shortest sequence of a cell of unequal lengths."""
@@ -122,3 +121,8 @@ CPU = Grid(powers(1, 32), powers(512, 1 << 17), 1 << 17, screened=((1, 4096), (8
 def grid_of(target: Target) -> Grid:
     """The grid of a target."""
     return CPU if target == "cpu" else GPU
+
+
+def q_len_of(spec: KernelSpec) -> int:
+    """Query tokens of the grid's workloads: those of the spec's workload of the largest weight."""
+    return max(spec.workloads, key=lambda work: work.weight).q_len
