@@ -11,8 +11,9 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from kvgen import __version__, errors
-from kvgen.cli.exit import Exit, exit_code
+from kvgen import __version__
+from kvgen.cli.exit import Exit, error_json, exit_code, message_of
+from kvgen.cli.results import Told
 
 
 class _Ended(Exception):
@@ -72,11 +73,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except (Exception, KeyboardInterrupt) as raised:
         if debug:
             raise
-        error = raised.__cause__ if isinstance(raised, _Ended) and raised.__cause__ is not None else raised
+        error = raised.__cause__ if isinstance(raised, (_Ended, Told)) and raised.__cause__ is not None else raised
         if isinstance(error, BrokenPipeError):
             _end_output()
         else:
-            _report(error, as_json="--json" in given)
+            _report(error, as_json="--json" in given and not isinstance(raised, Told))
         sys.exit(exit_code(error))
     sys.exit(Exit.GOOD)
 
@@ -88,18 +89,13 @@ def _end_output() -> None:
 
 
 def _report(error: BaseException, *, as_json: bool) -> None:
-    message = str(error)
-    if isinstance(error, KeyboardInterrupt):
-        message = "interrupted"
-    elif not isinstance(error, (errors.KvgenError, OSError)):
-        message = f"internal error: {type(error).__name__}: {error} (--debug shows where)"
     if as_json:
         from kvgen.cli.output import print_json
 
         try:
-            print_json({"error": {"kind": type(error).__name__, "message": message, "exit": int(exit_code(error))}})
+            print_json(error_json(error))
             sys.stdout.flush()
         except OSError:  # on a full disk the answer itself may be what failed
             _end_output()
     with suppress(OSError):
-        typer.echo(f"kvgen: {message}", err=True)
+        typer.echo(f"kvgen: {message_of(error)}", err=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,16 +13,17 @@ from kvgen.cli.output import (
     BackendNames,
     Json,
     Workloads,
-    print_json,
     print_table,
     resolve_any_spec,
     resolve_backends,
 )
+from kvgen.cli.results import json_list
 from kvgen.extras import require
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from kvgen.lower.base import Backend
     from kvgen.spec import AnySpec
     from kvgen.tune.budget import Budget
     from kvgen.tune.compile_only import CompileReport
@@ -93,21 +94,20 @@ def build(
     if devices is not None:
         _require_gpu(chosen)
     require("kvgen build", "optuna")
+    backends = resolve_backends(backend)
     if compile_only:
-        _compile(chosen, backend, jobs, limit, as_json=as_json)
+        _compile(chosen, backends, jobs, limit, as_json=as_json)
         return
-    allowance = _budget(budget, trials)
-    results, interrupted = [], False
-    for spec in chosen:
-        result = _tune(spec, allowance, backend, seed, storage, devices, fresh=fresh, all_schedules=every, plane=plane, quiet=as_json)
-        results.append(result)
-        if not as_json:
-            show(result)
-        interrupted = interrupted or result.interrupted
-        if interrupted:
-            break
-    if as_json:
-        print_json([result.to_json() for result in results])
+    allowance, gpus, interrupted = _budget(budget, trials), _devices(devices), False
+    with json_list(as_json) as results:
+        for spec in chosen:
+            result = _tune(spec, allowance, backends, seed, storage, gpus, fresh=fresh, all_schedules=every, plane=plane, quiet=as_json)
+            results.append(result.to_json())
+            if not as_json:
+                show(result)
+            interrupted = result.interrupted
+            if interrupted:
+                break
     if interrupted:
         raise typer.Exit(Exit.INTERRUPTED)
 
@@ -142,10 +142,10 @@ def _budget(text: str | None, trials: int | None) -> Budget:
 def _tune(
     spec: AnySpec,
     budget: Budget,
-    backend: list[str] | None,
+    backends: list[Backend] | None,
     seed: int,
     storage: str | None,
-    devices: str | None,
+    devices: list[int] | None,
     *,
     fresh: bool,
     all_schedules: bool,
@@ -159,11 +159,11 @@ def _tune(
         return tune(
             spec,
             budget=budget,
-            backends=resolve_backends(backend),
+            backends=backends,
             seed=seed,
             storage=storage,
             progress=view,
-            devices=_devices(devices),
+            devices=devices,
             fresh=fresh,
             all_schedules=all_schedules,
             plane=plane,
@@ -214,19 +214,17 @@ def _first_line(text: str) -> str:
     return lines[0][:DETAIL_CHARS] if lines else ""
 
 
-def _compile(specs: list[AnySpec], backend: list[str] | None, jobs: int | None, limit: int | None, *, as_json: bool) -> None:
+def _compile(specs: list[AnySpec], backends: list[Backend] | None, jobs: int | None, limit: int | None, *, as_json: bool) -> None:
     from kvgen.cli.live import ProgressView
     from kvgen.tune.compile_only import compile_space
 
-    reports = []
-    for spec in specs:
-        with ProgressView(spec.name, quiet=as_json) as view:
-            reports.append(compile_space(spec, backends=resolve_backends(backend), workers=jobs, limit=limit, progress=view))
-        if not as_json:
-            _show_compiled(reports[-1])
-    if as_json:
-        data: list[dict[str, Any]] = [report.to_json() for report in reports]
-        print_json(data)
+    with json_list(as_json) as results:
+        for spec in specs:
+            with ProgressView(spec.name, quiet=as_json) as view:
+                report = compile_space(spec, backends=backends, workers=jobs, limit=limit, progress=view)
+            results.append(report.to_json())
+            if not as_json:
+                _show_compiled(report)
 
 
 def _show_compiled(report: CompileReport) -> None:

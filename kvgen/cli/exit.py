@@ -1,8 +1,9 @@
-"""Exit codes of all commands, and the code of each error."""
+"""Exit codes of all commands, and the code, the sentence and the JSON of each error."""
 
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Any
 
 from kvgen import errors
 
@@ -32,3 +33,17 @@ def exit_code(error: BaseException) -> Exit:
     if isinstance(error, errors.CheckError):
         return Exit.REGRESSION
     return Exit.NO_KERNEL
+
+
+def message_of(error: BaseException) -> str:
+    """What a user reads of an exception."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    if isinstance(error, (errors.KvgenError, OSError)):
+        return str(error)
+    return f"internal error: {type(error).__name__}: {error} (--debug shows where)"
+
+
+def error_json(error: BaseException) -> dict[str, Any]:
+    """An exception as plain data."""
+    return {"error": {"kind": type(error).__name__, "message": message_of(error), "exit": int(exit_code(error))}}

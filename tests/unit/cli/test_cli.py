@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,8 +19,9 @@ from kvgen import __version__
 from kvgen.accuracy.suite import suite
 from kvgen.cli.app import main
 from kvgen.cli.describe import describe
+from kvgen.errors import HostError
 from kvgen.registry.store import Store
-from kvgen.spec import dump_spec, load_spec
+from kvgen.spec import KernelSpec, dump_spec, load_spec
 from tests.support.commands import ROOT, TINY
 from tests.support.old_entries import put_changed, put_old, tuned
 from tests.support.tilelang import needs_tilelang
@@ -109,6 +111,34 @@ def test_errors_are_json_where_json_is_asked_for(kvgen: Any, tmp_path: Path):
     assert error["kind"] == "SpecError"
     assert error["exit"] == 2
     assert "key.bits" in error["message"]
+
+
+@pytest.mark.parametrize(("words", "built"), [((), "tuner.tune"), (("--compile-only",), "compile_only.compile_space")])
+@pytest.mark.parametrize(
+    ("error", "code", "said"), [(HostError("no space is left"), 3, "no space is left"), (KeyboardInterrupt(), 130, "interrupted")]
+)
+def test_a_spec_that_fails_leaves_the_json_of_those_before_it(
+    kvgen: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...],
+    built: str,
+    error: BaseException,
+    code: int,
+    said: str,
+):
+    def build(spec: KernelSpec, **_: object) -> SimpleNamespace:
+        if spec.name == "other":
+            raise error
+        return SimpleNamespace(to_json=lambda: {"spec": spec.name}, interrupted=False)
+
+    monkeypatch.setattr(f"kvgen.tune.{built}", build)
+    (tmp_path / "other.yaml").write_text(TINY.replace("name: tiny", "name: other"))
+    both, alone = (kvgen("build", *specs, "--json", *words) for specs in (("tiny.yaml", "other.yaml"), ("other.yaml",)))
+    for answer in (both, alone):
+        assert (answer.code, answer.err) == (code, f"kvgen: {said}\n")
+    assert alone.json() == {"error": {"kind": type(error).__name__, "message": said, "exit": code}}
+    assert both.json() == [{"spec": "tiny"}, alone.json()]
 
 
 @pytest.mark.parametrize(
