@@ -32,7 +32,7 @@ from kvgen.tune.times import BARRING, Times, fill
 
 POOL = 128
 """Most launches that are screened."""
-FINALISTS = 16
+FINALISTS = 12
 """Most launches that are measured over the grid, beside the plain schedule and the winners of workloads."""
 COMPILING = 0.2
 """Of the stage's time, for compiling launches that the search did not try."""
