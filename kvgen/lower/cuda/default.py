@@ -28,15 +28,22 @@ LARGE_GROUP = 64
 
 
 def plain_launches(spec: KernelSpec) -> Iterator[Params]:
-    """Launches that are many times slower than the best at no shape, the best first. V per channel is scaled once per KV tile, so longer
-    ones come first; K per token in several groups has many scales per KV tile, so short ones do.
+    """Launches that are many times slower than the best at no shape, the best first."""
+    for exact_q in _exactness(spec, short=False):
+        for shape in _shapes(spec):
+            yield Params(shape, exact_q=exact_q)
+
+
+def _shapes(spec: KernelSpec) -> Iterator[Params]:
+    """Plain launches without `exact_q`, the best first. V per channel is scaled once per KV tile, so longer ones come first; K per token in
+    several groups has many scales per KV tile, so short ones do.
     """
     short = ((64, 1), (32, 2)) if spec.value.per_channel else ((32, 2), (64, 1))
     groups = spec.key.quantized and not spec.key.per_channel and spec.key.group < spec.attention.head_dim
     for warps in (8, 4, 2):
         for kv_tile, tiles in (*(short if groups else ()), (128, 1), *short, (64, 2), (32, 4), (128, 2), (64, 4), (32, 1)):
             launch = {"warps": warps, "kv_tile": kv_tile, "tiles_in_flight": tiles, "ctas_per_sm": 1}
-            yield Params(launch, copy="cp_async", reduction="last_cta", exact_q=True)
+            yield Params(launch, copy="cp_async", reduction="last_cta")
 
 
 def workload_launches(spec: KernelSpec, work: Workload, target: Target) -> Iterator[Params]:
@@ -45,26 +52,24 @@ def workload_launches(spec: KernelSpec, work: Workload, target: Target) -> Itera
         return
     visible, short = _visible(spec, work), _short_heads(spec, work, target)
     for changes in _changes(spec, work, target, short):
-        launches = list(plain_launches(spec))
+        shapes = list(_shapes(spec))
         if changes:
-            launches.sort(
-                key=lambda plain: (-plain.integer("warps"), plain.integer("kv_tile") * plain.integer("tiles_in_flight") != IN_FLIGHT)
-            )
-        for exact_q in (False, True) if _hides_error(spec, short) else (True,):
-            for plain in launches:
-                launch = Params({**plain, **changes, "exact_q": exact_q})
+            shapes.sort(key=lambda plain: (-plain.integer("warps"), plain.integer("kv_tile") * plain.integer("tiles_in_flight") != IN_FLIGHT))
+        for exact_q in _exactness(spec, short=short):
+            for shape in shapes:
+                launch = Params({**shape, **changes, "exact_q": exact_q})
                 if launch.integer("warps") * launch.integer("kv_tile") <= visible:  # every warp has a KV tile
                     yield launch
 
 
-def _hides_error(spec: KernelSpec, short: bool) -> bool:
-    """Whether the default leaves out the rounding error of the query: beside the error of K's codes, where it would cost a tenth and more.
-    Over a 2-bit V per token single rows have the same limit either way (docs/numerics.md), and short KV tiles gain nothing.
+def _exactness(spec: KernelSpec, *, short: bool) -> tuple[bool, ...]:
+    """Values of `exact_q`, the best first. The rounding error of the query is left out where it is hidden by the error of K's codes and
+    would cost a tenth and more. Over a 2-bit V per token single rows have the same limit either way (docs/numerics.md), and short KV tiles
+    gain nothing.
     """
-    if spec.key.bits > 4:
-        return False
     coarse = spec.value.bits == 2 and not spec.value.per_channel and spec.key.group >= LARGE_GROUP
-    return (coarse and not short) or q_tiles(spec) > 1
+    hidden = spec.key.bits <= 4 and ((coarse and not short) or q_tiles(spec) > 1)
+    return (False, True) if hidden else (True,)
 
 
 def _changes(spec: KernelSpec, work: Workload, target: Target, short: bool) -> Iterator[dict[str, Value]]:
