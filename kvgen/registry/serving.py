@@ -121,5 +121,5 @@ def _told(near: AnyWorkload, away: float, *, measured: bool) -> str:
 
 
 def shares(entry: Entry) -> Counter[int]:
-    """By index of launch, how many measured workloads it serves."""
-    return Counter(cell.launch for cell in entry.dispatch.cells) if entry.dispatch else Counter()
+    """By index of launch, how many workloads of the grid it serves: measured ones or, in an untuned entry, those whose default it is."""
+    return Counter(one.launch for one in entry.dispatch.measured()) if entry.dispatch else Counter()

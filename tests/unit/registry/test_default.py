@@ -7,12 +7,13 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.gpu_words import schedule_word, spec_of, workload_of
+from kvgen.cli.launches import rows
 from kvgen.lower.backends import get_backend
 from kvgen.registry.default import default_entry
 from kvgen.registry.dispatch import DispatchTable
 from kvgen.registry.entry import Entry
 from kvgen.registry.select import Selection
-from kvgen.registry.serving import serving
+from kvgen.registry.serving import serving, shares
 from kvgen.spec import KernelSpec
 from kvgen.spec.traffic import parse
 
@@ -66,6 +67,14 @@ def test_each_launch_is_compiled_once() -> None:
     entry = entry_for("1x4096,1x32768,8x32768")
     words = [schedule_word(entry.schedule(launch)) for launch in entry.every_launch]
     assert len(entry.codes) == len(set(words)) == len(words)
+
+
+def test_show_says_how_much_of_the_grid_each_further_launch_serves() -> None:
+    entry = entry_for("1x4096")
+    assert entry.dispatch is not None
+    further = [row[0] for row in rows(entry)[1:]]
+    assert sum(int(row.split(" cells")[0]) for row in further) + shares(entry)[0] == len(entry.dispatch.defaults) == 195
+    assert all(row.endswith("of the grid") for row in further)
 
 
 def test_unequal_lengths_count_by_their_mean() -> None:
