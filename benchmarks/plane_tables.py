@@ -1,6 +1,7 @@
 """Tables of h200_plane.csv and, for entries that shipped earlier, of h200_plane_space.csv: what calls lose between the measured
 workloads, and the traffic that the project's goals name. The same of an H100: of the entries of the H200 (h100_transfer.csv), and of the
-one that was built there (h100_plane.csv).
+one that was built there (h100_plane.csv). Also of entries that do not ship (h100_plane_builds.csv, h200_plane_builds.csv), and of kernels
+that nothing was tuned for (h200_untuned.csv).
 """
 
 from __future__ import annotations
@@ -53,6 +54,28 @@ def transferred() -> str:
     groups["int4, built on an H100"] = rows("h100_plane.csv")
     spaces = {title: [row for row in mine if row["whole"] == "True"] for title, mine in groups.items()}
     return table(REGRETS, [[title, *_regrets(mine, spaces[title])] for title, mine in groups.items()])
+
+
+def regrets_of_builds() -> str:
+    """The same of entries that do not ship, built anew with today's plans."""
+    groups = {
+        f"{title}, {gpu}": [row for row in found if row["spec"] == spec]
+        for gpu, found in (("H100", rows("h100_plane_builds.csv")), ("H200", rows("h200_plane_builds.csv")))
+        for spec, title in _titles(found)
+    }
+    return table(REGRETS, [[title, *_regrets(mine, [row for row in mine if row["whole"] == "True"])] for title, mine in groups.items()])
+
+
+def untuned() -> str:
+    """Named traffic by kernels that nothing was tuned for, beside the fastest of all launches of the kernel and its plain one."""
+    measured = rows("h200_untuned.csv")
+    titles, words = dict(_titles(measured)), ["cache", "traffic", "time, µs (read fraction)", "over the fastest launch", "plain schedule, over it"]
+    body = [
+        [titles[row["spec"]], f"{TRAFFIC[row['point']]}{', sustained' if row['traffic'] == 'sustained' else ''}", _cell(row),
+         f"{float(row['regret_own']):.2f}", f"{float(row['default_us']) / float(row['best_own_us']):.2f}"]
+        for row in measured if row["point"] in TRAFFIC
+    ]  # fmt: skip
+    return table(words, body)
 
 
 def _regrets(measured: Sequence[Row], space: Sequence[Row]) -> list[str]:

@@ -298,7 +298,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "matrix-quantize": lambda: matrix_tables.speed("quantize"), "matrix-dequantize": lambda: matrix_tables.speed("dequantize"),
     "matrix-bandwidth": matrix_tables.bandwidth, "matrix-paper": matrix_tables.paper,
     "regrets": plane_tables.regrets, "traffic": plane_tables.traffic, "regrets-h100": plane_tables.transferred,
-    "traffic-h100": plane_tables.traffic_of_transferred,
+    "traffic-h100": plane_tables.traffic_of_transferred, "regrets-builds": plane_tables.regrets_of_builds,
+    "untuned": plane_tables.untuned,
 }  # fmt: skip
 
 

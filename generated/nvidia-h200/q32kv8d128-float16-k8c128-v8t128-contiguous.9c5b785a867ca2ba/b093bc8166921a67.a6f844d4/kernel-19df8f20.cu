@@ -15,7 +15,7 @@ static_assert(Format::kSubtileBytes == 8320 && Format::kHeaderBytes == 512 && Fo
 struct Schedule {
   // Shared memory of a CTA: offsets in bytes; kSlot is the size of a KV tile.
   struct StaticMemory {
-    static constexpr int kSlot = 8832, kBarriers = 141312, kQuery = 141440, kMerge = 145536, kPages = 162048, kWorkTiles = 162048, kScalars = 163072, kFlags = 163648, kCluster = 163664, kFlush = 0, kTotal = 165888;
+    static constexpr int kSlot = 8832, kBarriers = 141312, kQuery = 141312, kMerge = 145408, kPages = 161920, kWorkTiles = 161920, kScalars = 162944, kFlags = 163520, kCluster = 163536, kFlush = 0, kTotal = 165760;
   };
   struct PlannedMemory {
     static constexpr int kSlot = 8832, kBarriers = 141312, kQuery = 141312, kMerge = 145408, kPages = 161920, kWorkTiles = 161920, kScalars = 162944, kFlags = 163520, kCluster = 163536, kFlush = 0, kTotal = 163584;
@@ -24,7 +24,7 @@ struct Schedule {
   static constexpr int kTileSubtiles = 1;
   static constexpr int kTilesInFlight = 2;
   static constexpr int kCtasPerSm = 1;
-  static constexpr kvgen::Copy kCopy = kvgen::Copy::bulk_stage;
+  static constexpr kvgen::Copy kCopy = kvgen::Copy::cp_async;
   static constexpr kvgen::Reduction kReduction = kvgen::Reduction::cluster;
   static constexpr int kCluster = 2;
   static constexpr int kGroup = 4;
