@@ -69,7 +69,8 @@ def regrets_of_builds() -> str:
 def untuned() -> str:
     """Named traffic by kernels that nothing was tuned for, beside the fastest of all launches of the kernel and its plain one."""
     measured = rows("h200_untuned.csv")
-    titles, words = dict(_titles(measured)), ["cache", "traffic", "time, µs (read fraction)", "over the fastest launch", "plain schedule, over it"]
+    words = ["cache", "traffic", "time, µs (read fraction)", "over the fastest launch", "plain schedule, over it"]
+    titles = dict(_titles(measured))
     body = [
         [titles[row["spec"]], f"{TRAFFIC[row['point']]}{', sustained' if row['traffic'] == 'sustained' else ''}", _cell(row),
          f"{float(row['regret_own']):.2f}", f"{float(row['default_us']) / float(row['best_own_us']):.2f}"]

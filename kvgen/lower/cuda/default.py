@@ -54,7 +54,9 @@ def workload_launches(spec: KernelSpec, work: Workload, target: Target) -> Itera
     for changes in _changes(spec, work, target, short):
         shapes = list(_shapes(spec))
         if changes:
-            shapes.sort(key=lambda plain: (-plain.integer("warps"), plain.integer("kv_tile") * plain.integer("tiles_in_flight") != IN_FLIGHT))
+            shapes.sort(
+                key=lambda shape: (-shape.integer("warps"), shape.integer("kv_tile") * shape.integer("tiles_in_flight") != IN_FLIGHT)
+            )
         for exact_q in _exactness(spec, short=short):
             for shape in shapes:
                 launch = Params({**shape, **changes, "exact_q": exact_q})
