@@ -83,10 +83,10 @@ def defaults(backend: Backend, spec: AnySpec, target: Target) -> dict[str, Sched
 
 
 def grid_defaults(backend: Backend, spec: AnySpec, target: Target) -> dict[str, Schedule]:
-    """A back end's default at each workload of the grid, by workload key; none for an operation on a matrix, which has no grid. A default
-    does not depend on the load, so sustained workloads are left out.
+    """A back end's default at each workload of the grid, by workload key, with one query token and with those of `q_len_of`; none for an
+    operation on a matrix, which has no grid. A default does not depend on the load, so sustained workloads are left out.
     """
     if not isinstance(spec, KernelSpec):
         return {}
-    cells = grid_of(target).cells(q_len_of(spec))
+    cells = [cell for q_len in sorted({1, q_len_of(spec)}) for cell in grid_of(target).cells(q_len)]
     return {work.key: backend.default(spec, target, work) for work in cells if work.load == "rested"}

@@ -202,12 +202,18 @@ class Entry(Json):
         """The launches of the workloads, then those that only the dispatch table names: the order of its indices."""
         return self.launches if self.dispatch is None else (*self.launches, *self.dispatch.launches)
 
+    def sustained(self, spec: KernelSpec | None = None) -> bool:
+        """Whether what was measured under a sustained load decides about calls, given the traffic of `spec` (by default the entry's own).
+        Not in an untuned entry, since a default does not depend on the load.
+        """
+        guessed = self.dispatch is not None and bool(self.dispatch.defaults)
+        return not guessed and prefers_sustained((spec or self.spec).workloads)
+
     def look_up(self, spec: KernelSpec | None = None) -> Dispatch:
         """Which launch of `every_launch` serves a call, given the traffic of `spec` (by default the entry's own)."""
-        sustained = prefers_sustained((spec or self.spec).workloads)
-        if self.dispatch is None:
+        sustained, table = self.sustained(spec), self.dispatch
+        if table is None:
             return Dispatch(self.measured(), sustained=sustained)
-        table = self.dispatch
         return Dispatch(self.measured(), table.default, sustained=sustained, waves=table.filling)
 
     def measured(self) -> list[Measured]:

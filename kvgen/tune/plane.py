@@ -6,6 +6,7 @@ the best of them over the grid; then the choice of a portfolio, whose members ar
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -90,8 +91,8 @@ class Plane:
         self._times = Times()
         self._accuracy: dict[Key, Facts] = {}
         """The errors of every candidate that was verified."""
-        self._too_large: set[str] = set()
-        """Workloads, by name, whose reference does not fit into memory: it takes several times the memory of a launch."""
+        self._most_positions = math.inf
+        """Sequences times longest length at which a reference did not fit into memory: it takes several times the memory of a launch."""
 
     def measure(self, decision: Decision, records: Sequence[Record], seconds: float | None, *, untried: bool = True) -> Table | None:
         """Measure within `seconds` (None: the whole grid) and choose; None where nothing could be measured. `records` are those of the
@@ -178,7 +179,7 @@ class Plane:
         """The launches for the grid: the best of every screened workload, then the `guesses`, then the second best, and so on."""
         anchors = [cell for cell in self._grid.anchors(self._q_len) if self._serving(cell, pool)]
         ranks = [sorted(pool, key=lambda schedule: self._times.us(cell, schedule)) for cell in anchors] or [list(pool)]
-        best, *others = zip(*ranks, strict=True)
+        best, *others = list(zip(*ranks, strict=True)) or [()]
         better = [*best, *(guess for guess in guesses if guess in pool), *chain.from_iterable(others)]
         chosen = [schedule for schedule in dict.fromkeys(better) if schedule not in self._times.barred]
         return list(dict.fromkeys([*first, *chosen[:FINALISTS]]))
@@ -257,8 +258,8 @@ class Plane:
                 self._tell(f"verifying {candidate}")
                 record = self._runner.verify(candidate, artifact)
                 if record.kind == "oom":
-                    self._times.failures.append(record)
-                    self._too_large.add(cell.key)
+                    self._tell(f"the reference does not fit into memory at {cell.key}")
+                    self._most_positions = cell.batch * cell.kv_len
                     continue
                 self._accuracy[candidate.key] = record.accuracy
                 if not record.right and record.kind != "unsupported":
@@ -268,11 +269,16 @@ class Plane:
         return True
 
     def _next_to_verify(self, schedule: Schedule, served: Sequence[Workload]) -> Workload | None:
-        """The next workload at which a launch has to be verified, of those that it serves and whose reference fits into memory."""
+        """The next workload at which a launch has to be verified: of those that it serves and whose reference fits into memory or, where
+        none does, of the screened ones.
+        """
         own = {work.key for work in self._spec.workloads}
-        fitting = [cell for cell in served if cell.key not in self._too_large]
+        fitting = self._fitting_reference(served) or self._fitting_reference(self._grid.anchors(self._q_len))[:1]
         cells = [*largest(fitting), *(cell for cell in fitting if cell.key in own)]
         return next((cell for cell in cells if Candidate(schedule, cell).key not in self._accuracy), None)
+
+    def _fitting_reference(self, cells: Iterable[Workload]) -> list[Workload]:
+        return [cell for cell in cells if cell.batch * cell.kv_len < self._most_positions]
 
     def _table(
         self, decision: Decision, portfolio: Portfolio, cells: Sequence[Workload], finalists: Sequence[Schedule], default: Schedule

@@ -2,8 +2,8 @@
 
 The *regret* of a launch at a cell (a measured workload) is its time over that of the cell's fastest launch. A set of launches has at each
 cell the regret of its best member. Among sets of at most `most` launches the one with the least worst regret is wanted, and the smallest
-set that comes close to it. If that regret is not good enough, a few cells decide about it, and they say nothing of the others: the
-launches that are left are then chosen for the least mean regret.
+set that comes close to it. If that regret is not good enough, a few cells set it, and the remaining places go to launches that lower the
+mean regret.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ GAIN = 0.01
 TIED = 1.01
 """A launch within this factor of the fastest is as good: the plain schedule serves, if it is one."""
 WORTH = 0.002
-"""Mean of the logarithms of all regrets by which a change of a set has to lower it: less is noise."""
+"""Least decrease of the mean logarithm of the regrets for which a set is changed: less is noise."""
 
 Matrix = Sequence[Sequence[float]]
 """By launch, by cell; infinite where a launch was not measured."""
@@ -68,7 +68,7 @@ def choose(
     thresholds = ((size, _least(regret, kept, bounds, steps, size)) for size in range(max(1, len(kept)), most + 1))
     size, threshold = next((size, worst) for size, worst in thresholds if worst is not None and worst <= goal)
     masks = _masks(regret, bounds, threshold)
-    chosen = _improved(regret, next(_covers(masks, kept, size)), kept, masks, size if goal <= enough else most)
+    chosen = _improved(regret, next(_covers(masks, kept, size)), kept, masks, size if threshold <= enough else most)
     return _served(regret, chosen, kept)
 
 

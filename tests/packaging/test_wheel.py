@@ -17,6 +17,7 @@ from kvgen.lower.backends import get_backend
 from kvgen.registry import Store
 from kvgen.spec import presets
 from kvgen.toolchain import Artifact, Resources
+from kvgen.tune.contenders import Contender
 from kvgen.tune.register import make_untuned
 from tests.packaging.fresh import fresh_environment, required
 from tests.support.tilelang import needs_tilelang
@@ -173,9 +174,8 @@ def test_cuda_lowers_and_every_registered_source_is_usable_without_tilelang(run,
     default = backend.default(spec, "sm90")
     source = backend.lower(spec, default, "sm90")
     compiled = Artifact("compiled-elsewhere", tmp_path / "module.so", Resources("nvcc", 0.0))
-    Store(tmp_path / "REGISTRY").put(
-        make_untuned(spec, "sm90", {work.key: default for work in spec.workloads}, default, {default: (source, compiled)})
-    )
+    contender = Contender(backend, backend.space(spec, "sm90"), {work.key: default for work in spec.workloads}, {}, default)
+    Store(tmp_path / "REGISTRY").put(make_untuned(spec, "sm90", contender, {default: (source, compiled)}))
     lowered, launches, usable = json.loads(run(LOWER))
     assert min(lowered.values()) > 1000
     assert usable["cuda"] > 0

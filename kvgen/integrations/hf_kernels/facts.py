@@ -11,7 +11,6 @@ from kvgen import __version__
 from kvgen.arch import device_type
 from kvgen.integrations.hf_kernels.libraries import Build
 from kvgen.spec import KernelSpec, Workload
-from kvgen.spec.dispatch import prefers_sustained
 
 FILE = "_kernel.json"
 SYMBOL_VERSION = re.compile(rb"GLIBC(XX)?_(\d+(?:\.\d+)+)")
@@ -65,8 +64,7 @@ def _dispatch(build: Build) -> dict[str, Any]:
     default = entry.dispatch.default if entry.dispatch else None
     measured = [{"workload": _facts_of(one.workload), "launch": one.launch, "losses": one.losses} for one in entry.measured()]
     waves = [{"launch": index, "waves": asdict(one)} for index, one in entry.dispatch.filling.items()] if entry.dispatch else []
-    sustained = prefers_sustained(entry.spec.workloads)
-    return {"measured": measured, "default": default, "sustained": sustained, "waves": waves}
+    return {"measured": measured, "default": default, "sustained": entry.sustained(), "waves": waves}
 
 
 def _facts_of(workload: Workload) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from kvgen.registry.dispatch import DispatchTable
 from kvgen.registry.entry import Entry
 from kvgen.registry.select import Selection
 from kvgen.registry.serving import serving, shares
-from kvgen.spec import KernelSpec
+from kvgen.spec import KernelSpec, load_spec
 from kvgen.spec.traffic import parse
 
 CUDA = get_backend("cuda")
@@ -23,6 +23,13 @@ PLAIN = "n128.w8u4d1c1"
 
 def spec(work: str) -> KernelSpec:
     return spec_of("k4v4", "sm90", [workload_of(one) for one in work.split(",")])
+
+
+def loaded(work: str) -> KernelSpec:
+    """A spec whose attention takes four query tokens, with one workload."""
+    attention = {"q_heads": 32, "kv_heads": 8, "head_dim": 128, "q_len": 4}
+    bits = {"key": {"bits": 4}, "value": {"bits": 4}}
+    return load_spec({"name": "loaded", "arch": "sm90", "attention": attention, **bits, "workloads": [parse(work).to_json()]})
 
 
 def entry_for(work: str) -> Entry:
@@ -75,6 +82,18 @@ def test_show_says_how_much_of_the_grid_each_further_launch_serves() -> None:
     further = [row[0] for row in rows(entry)[1:]]
     assert sum(int(row.split(" cells")[0]) for row in further) + shares(entry)[0] == len(entry.dispatch.defaults) == 195
     assert all(row.endswith("of the grid") for row in further)
+
+
+def test_a_default_does_not_depend_on_the_load() -> None:
+    """A workload of the spec does not draw calls that are nearer to others because both are under load."""
+    rested, sustained = (default_entry(loaded(work), "sm90", Selection(None, "default", ()))[0] for work in ("1x4096", "1x4096:sustained"))
+    for work in ("1x4096", "2x3000", "1x8000", "12x30000"):
+        assert taken(sustained, work) == taken(rested, work)
+
+
+def test_calls_with_one_query_token_and_with_as_many_as_the_workload_have_defaults() -> None:
+    entry = default_entry(loaded("8x32768q4"), "sm90", Selection(None, "default", ()))[0]
+    assert taken(entry, "8x32768q4") == taken(entry, "8x32768") != PLAIN
 
 
 def test_unequal_lengths_count_by_their_mean() -> None:

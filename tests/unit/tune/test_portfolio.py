@@ -121,6 +121,8 @@ def test_where_all_is_good_enough_no_launch_is_added_for_the_mean():
     times = [[1.0, 1.03, 1.03, 1.03], [1.03, 1.0, 1.0, 1.0]]
     assert choose(times, keep=[0]).launches == (0,)
     assert choose([[1.0, 1.05, 1.03, 1.03], *times[1:]], keep=[0]).launches == (0, 1)
+    nearly = [[1.025] * 10, [1.0] * 5 + [1.4] * 5, [1.4] * 5 + [1.0] * 5]
+    assert choose(nearly, keep=[0]).launches == (0,)
 
 
 @given(MATRICES)
