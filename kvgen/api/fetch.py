@@ -34,8 +34,8 @@ class FallbackWarning(UserWarning):
 def get_kernel(spec: KernelSpec | str | Path | Mapping[str, Any]) -> Kernel:
     """The kernel registered for a spec (or a spec's file, text or mapping); the same object for the same spec.
 
-    Takes the entry tuned for the spec's workloads, else for the nearest ones, else a back end's default schedule (and its
-    plain one, for calls far from these workloads) with a FallbackWarning. Compiles an entry that was not compiled here; never tunes.
+    Takes the entry tuned for the spec's workloads, else for the nearest ones, else a back end's default schedules (and its plain one, for
+    calls beyond the grid of batches and lengths) with a FallbackWarning. Compiles an entry that was not compiled here; never tunes.
 
     Raises SpecError for a bad spec, RegistryMiss where no back end can run the spec, ToolchainMissing where a device or the
     compiler that the kernel needs is absent, CompileError where compiling fails.

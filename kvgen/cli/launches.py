@@ -26,7 +26,7 @@ def print_launches(title: str, entry: Entry) -> None:
 
 
 def rows(entry: Entry) -> list[tuple[str, ...]]:
-    """One row per launch, in the order of COLUMNS; launches that serve measured workloads beside those tuned for come last."""
+    """One row per launch, in the order of COLUMNS; launches that serve workloads of the grid alone come last."""
     from kvgen.registry.serving import shares
 
     told: list[tuple[str, ...]] = []

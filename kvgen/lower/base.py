@@ -78,7 +78,7 @@ class Lowering(Protocol[S]):
         ...
 
     def plain(self, spec: S, target: Target) -> Schedule:
-        """A schedule for calls far from the spec's workloads: never many times slower than the best."""
+        """A schedule for calls far from the spec's workloads and beyond the grid: never many times slower than the best."""
         ...
 
     def lower(self, spec: S, schedule: Schedule, target: Target) -> Source:

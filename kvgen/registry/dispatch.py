@@ -20,7 +20,7 @@ from kvgen.spec.waves import Waves
 class Launch:
     """A launch of an entry: back end and parameters. `file` names the code.
 
-    `workload` is the one that it was tuned for; of a launch that serves measured workloads alone, the smallest of them.
+    `workload` is the one that it was tuned for; of a launch that serves workloads of the grid alone, the smallest of them.
     """
 
     workload: AnyWorkload
@@ -68,8 +68,8 @@ class DispatchTable(Json):
     launches: tuple[Launch, ...]
     """Launches beyond those of the entry's workloads."""
     default: int
-    """Index of the launch for calls far from every measured workload: the plain schedule, or of a table from before there was one, the
-    default.
+    """Index of the launch for calls far from every workload of `cells` or `defaults`: the plain schedule, or of a table from before there
+    was one, the default.
     """
     members: tuple[int, ...]
     """Indices of the launches of the portfolio, each launch once."""

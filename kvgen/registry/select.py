@@ -114,7 +114,7 @@ def _without_entry(spec: AnySpec, target: Target, why: Sequence[str]) -> Selecti
     backend, reasons = backends.first_for(spec, target)
     if backend is None:
         return Selection(None, "none", tuple(why), refusals=tuple(reasons))
-    return Selection(None, "default", (*why, f"no entry is left: the default schedule of the {backend.name} back end"))
+    return Selection(None, "default", (*why, f"no entry is left: the default schedules of the {backend.name} back end"))
 
 
 def _coverage(entry: Entry, wanted: Sequence[AnyWorkload]) -> float:

@@ -78,7 +78,7 @@ def _variant(variant: str, facts: Mapping[str, Any]) -> str:
 def _origin(build: Mapping[str, Any]) -> list[str]:
     tuned = build["tuned"]
     if tuned is None:
-        how = "Not tuned: the default schedule of the back end."
+        how = "Not tuned: the default schedules of the back end."
     else:
         made = tuned["provenance"]
         how = (

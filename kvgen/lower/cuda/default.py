@@ -1,7 +1,7 @@
 """Launches that are taken without measuring: for a workload, and plain ones, for all calls.
 
 What suits a workload was measured on an H200, and for short heads on an H100; docs/decisions/0032-the-default-follows-the-workloads.md and
-0041-short-heads-take-short-tiles.md have the figures.
+0041-short-heads-take-short-tiles.md have the figures, and 0043-defaults-for-the-whole-grid.md says which calls take them.
 """
 
 from __future__ import annotations

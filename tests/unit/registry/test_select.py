@@ -77,7 +77,7 @@ def test_nothing_registered_means_the_default(store, spec):
     selection = _select(spec, store)
     assert (selection.how, selection.entry) == ("default", None)
     assert any("nothing for this format" in line for line in selection.why)
-    assert selection.why[-1] == "no entry is left: the default schedule of the cpu back end"
+    assert selection.why[-1] == "no entry is left: the default schedules of the cpu back end"
     assert selection.refusals == ()
 
 
@@ -102,7 +102,7 @@ def test_without_an_entry_the_first_back_end_that_supports_the_spec_gives_the_de
     monkeypatch.setattr(backends, "get_backend", Fake)
     selection = select(spec, "sm90", stores=[store], device=HERE)
     assert (selection.how, selection.refusals) == ("default", ())
-    assert selection.why[-1] == "no entry is left: the default schedule of the tilelang back end"
+    assert selection.why[-1] == "no entry is left: the default schedules of the tilelang back end"
 
 
 def test_no_back_end_means_none_with_the_reasons_of_those_for_the_target(store, spec, monkeypatch):
