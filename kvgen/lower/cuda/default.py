@@ -29,7 +29,7 @@ LARGE_GROUP = 64
 
 def plain_launches(spec: KernelSpec) -> Iterator[Params]:
     """Launches that are many times slower than the best at no shape, the best first."""
-    for exact_q in _exactness(spec, short=False):
+    for exact_q in (False, True) if _coarse(spec) else (True,):
         for shape in _shapes(spec):
             yield Params(shape, exact_q=exact_q)
 
@@ -65,13 +65,18 @@ def workload_launches(spec: KernelSpec, work: Workload, target: Target) -> Itera
 
 
 def _exactness(spec: KernelSpec, *, short: bool) -> tuple[bool, ...]:
-    """Values of `exact_q`, the best first. The rounding error of the query is left out where it is hidden by the error of K's codes and
-    would cost a tenth and more. Over a 2-bit V per token single rows have the same limit either way (docs/numerics.md), and short KV tiles
-    gain nothing.
+    """Values of `exact_q` of a default, the best first. The rounding error of the query is left out where it is hidden by the error of K's
+    codes and would cost a tenth and more. Over coarse codes, short KV tiles gain nothing.
     """
-    coarse = spec.value.bits == 2 and not spec.value.per_channel and spec.key.group >= LARGE_GROUP
-    hidden = spec.key.bits <= 4 and ((coarse and not short) or q_tiles(spec) > 1)
-    return (False, True) if hidden else (True,)
+    hidden = spec.key.bits <= 4 and q_tiles(spec) > 1
+    return (False, True) if hidden or (_coarse(spec) and not short) else (True,)
+
+
+def _coarse(spec: KernelSpec) -> bool:
+    """Whether leaving out the rounding error of the query saves time and changes no limit: over a 2-bit V per token single rows of the
+    output have the same limit either way (docs/numerics.md).
+    """
+    return spec.key.bits <= 4 and spec.value.bits == 2 and not spec.value.per_channel and spec.key.group >= LARGE_GROUP
 
 
 def _changes(spec: KernelSpec, work: Workload, target: Target, short: bool) -> Iterator[dict[str, Value]]:

@@ -34,7 +34,8 @@ def test_defaults_and_plain_schedules_lie_in_their_spaces_over_one_layout(target
         for works in (spec.workloads, *((workload_of(word),) for word in WORKLOADS)):
             wanted = replace(spec, workloads=works)
             plain, space = CUDA.plain(wanted, target), CUDA.space(wanted, target)
-            assert (plain.launch["copy"], plain.launch["reduction"], plain.launch["exact_q"]) == ("cp_async", "last_cta", True)
+            assert (plain.launch["copy"], plain.launch["reduction"]) == ("cp_async", "last_cta")
+            assert plain.launch["exact_q"] or (spec.value.bits == 2 and not spec.value.per_channel), "the strict limit of single rows"
             for work in works:
                 schedule = CUDA.default(wanted, target, work)
                 assert [problem for one in (schedule, plain) for problem in space.doubts(one, work)] == []

@@ -35,7 +35,7 @@ struct Schedule {
   static constexpr bool kPaged = true;
   static constexpr int kPageBlocks = 1;
   static constexpr int kWindowPlaces = 0;
-  static constexpr bool kExactQ = true;
+  static constexpr bool kExactQ = false;
   static constexpr bool kOverlap = true;
   using Mask = kvgen::CausalMask;
   using ScoreModifier = kvgen::NoModifier;
