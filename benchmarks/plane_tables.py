@@ -6,8 +6,8 @@ that nothing was tuned for (h200_untuned.csv).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+from statistics import geometric_mean
 
 from benchmarks.figures import Row, figure, rows, table
 from kvgen.pages.numbers import fraction
@@ -71,11 +71,18 @@ def untuned() -> str:
     measured = rows("h200_untuned.csv")
     words = ["cache", "traffic", "time, µs (read fraction)", "over the fastest launch", "plain schedule, over it"]
     titles = dict(_titles(measured))
+    named = [row for row in measured if row["point"] in TRAFFIC]
+    served = [float(row["regret_own"]) for row in named]
+    plain = [float(row["default_us"]) / float(row["best_own_us"]) for row in named]
     body = [
         [titles[row["spec"]], f"{TRAFFIC[row['point']]}{', sustained' if row['traffic'] == 'sustained' else ''}", _cell(row),
-         f"{float(row['regret_own']):.2f}", f"{float(row['default_us']) / float(row['best_own_us']):.2f}"]
-        for row in measured if row["point"] in TRAFFIC
+         f"{mine:.2f}", f"{others:.2f}"]
+        for row, mine, others in zip(named, served, plain, strict=True)
     ]  # fmt: skip
+    body += [
+        [title, "", "", *(f"{of(column):.2f}" for column in (served, plain))]
+        for title, of in (("geometric mean", geometric_mean), ("worst", max))
+    ]
     return table(words, body)
 
 
@@ -86,7 +93,7 @@ def _regrets(measured: Sequence[Row], space: Sequence[Row]) -> list[str]:
     load = [float(row["regret_own"]) for row in measured if row["traffic"] != "rested"]
     unknown = [float(row["regret_unknown"]) for row in rested if row["regret_unknown"]]
     default = [float(row["default_us"]) / float(row["best_own_us"]) for row in rested if row["default_us"]]
-    mean = math.exp(sum(map(math.log, own)) / len(own))
+    mean = geometric_mean(own)
     whole = [float(row["regret"]) for row in space]
     return [str(len(own)), f"{max(own):.3f}", f"{mean:.3f}", _worst(load), _worst(unknown), f"{max(default):.2f}", _worst(whole)]
 

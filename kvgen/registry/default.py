@@ -28,10 +28,15 @@ def default_entry(spec: AnySpec, target: Target, selection: Selection) -> tuple[
         raise RegistryMiss(f"no kernel for {spec.name} on {target}: {'; '.join((*reasons, *selection.why))}")
     plain, defaults = backend.plain(spec, target), backends.defaults(backend, spec, target)
     grid = backends.grid_defaults(backend, spec, target)
-    sources = {schedule: (backend.lower(spec, schedule, target), None) for schedule in {plain, *defaults.values(), *grid.values()}}
+    sources = {schedule: (backend.lower(spec, schedule, target), None) for schedule in untuned_schedules(defaults, grid, plain)}
     entry = untuned_entry(spec, target, defaults, grid, plain, sources, device={})
     caution = f"nothing is tuned for this format on {target}; using {backend.name}'s default schedules"
     return entry, selection._replace(cautions=(caution, *selection.cautions))
+
+
+def untuned_schedules(defaults: Mapping[str, Schedule], grid: Mapping[str, Schedule], plain: Schedule) -> list[Schedule]:
+    """What `untuned_entry` needs the code of, each schedule once."""
+    return list(dict.fromkeys([*defaults.values(), *grid.values(), plain]))
 
 
 def untuned_entry(

@@ -18,6 +18,7 @@ from kvgen.lower.sources import Sources
 from kvgen.lower.space import SearchSpace
 from kvgen.plaindata import Json
 from kvgen.registry import user_store
+from kvgen.registry.default import untuned_schedules
 from kvgen.registry.entry import Entry
 from kvgen.registry.store import Store
 from kvgen.spec import AnySpec
@@ -132,7 +133,7 @@ def compile_space(
 
 def _unmeasured(c: Contender) -> list[Schedule]:
     """The schedules of an untuned entry."""
-    return list(dict.fromkeys([*c.defaults.values(), *c.grid.values(), c.plain]))
+    return untuned_schedules(c.defaults, c.grid, c.plain)
 
 
 def _required(result: Artifact | CompileError | CompilerCrash, c: Contender, schedule: Schedule) -> Artifact:

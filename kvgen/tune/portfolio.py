@@ -131,8 +131,9 @@ def _improved(regret: Matrix, chosen: list[int], keep: Sequence[int], masks: Seq
     *rows, every = masks
     while True:
         others = [launch for launch in range(len(rows)) if launch not in chosen]
-        kept = [[member for member in chosen if member != out] for out in chosen if out not in keep]
-        sets = [[*members, launch] for members in (*kept, *([chosen] if len(chosen) < most else ())) for launch in others]
+        parts = [[member for member in chosen if member != out] for out in chosen if out not in keep]
+        parts += [chosen] if len(chosen) < most else []
+        sets = [[*members, launch] for members in parts for launch in others]
         covers = [one for one in sets if every == reduce(or_, (rows[launch] for launch in one))]
         better = min(covers, key=lambda one: _mean(regret, one), default=chosen)
         if _mean(regret, better) > _mean(regret, chosen) - WORTH:

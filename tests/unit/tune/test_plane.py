@@ -19,7 +19,7 @@ from kvgen.spec.distance import mean_length
 from kvgen.spec.grid import CPU, GPU, LONGER, SPREAD, Grid, powers, reached
 from kvgen.spec.traffic import parse
 from kvgen.toolchain import ArtifactCache
-from kvgen.tune import tuner
+from kvgen.tune import plane, tuner
 from kvgen.tune.budget import Budget, Clock
 from kvgen.tune.candidate import Candidate
 from kvgen.tune.compile_queue import CompileQueue
@@ -133,18 +133,32 @@ def test_where_few_launches_can_be_compiled_each_workload_has_its_first(tmp_path
     assert 8 in {entry.every_launch[cell.launch].params["threads"] for cell in entry.dispatch.cells if cell.workload.startswith("16x")}
 
 
+class EightAtTwo(FakeBackend):
+    """Eight threads are the default for batch 2, at which nothing is screened."""
+
+    def default(self, spec, target, work=None):
+        plain = super().default(spec, target)
+        return plain if work is None or work.batch != 2 else Schedule(self.name, plain.layout, Params(threads=8))
+
+
+def threads_at_batch_two(result: TuningResult) -> set[object]:
+    """Of the launches that serve two sequences."""
+    entry = result.entry
+    return {entry.every_launch[cell.launch].params["threads"] for cell in entry.dispatch.cells if cell.workload.startswith("2x")}
+
+
 def test_the_defaults_of_the_grid_come_before_other_launches(tmp_path, monkeypatch):
-    """Eight threads are the default for batch 2, at which nothing is screened, and the time is enough for one compilation."""
-
-    class Backend(FakeBackend):
-        def default(self, spec, target, work=None):
-            plain = super().default(spec, target)
-            return plain if work is None or work.batch != 2 else Schedule(self.name, plain.layout, Params(threads=8))
-
+    """The time is enough for one compilation."""
     monkeypatch.setattr(CompileQueue, "capacity", lambda self, seconds: 1)
-    runner = FakeRunner(cost=cost)
-    entry = run(tmp_path, runner, budget=Budget(trials=1, seconds=3600.0), plane=True, backends=[Backend()]).entry
-    assert 8 in {entry.every_launch[cell.launch].params["threads"] for cell in entry.dispatch.cells if cell.workload.startswith("2x")}
+    budget = Budget(trials=1, seconds=3600.0)
+    assert 8 in threads_at_batch_two(run(tmp_path, FakeRunner(cost=cost), budget=budget, plane=True, backends=[EightAtTwo()]))
+
+
+def test_the_defaults_are_measured_over_the_grid_before_the_second_fastest(tmp_path, monkeypatch):
+    """The only screened workload wants one thread, then two, four, eight, and three of them go on."""
+    monkeypatch.setattr(plane, "FINALISTS", 3)
+    grid = replace(SMALL, screened=((1, 1024),))
+    assert 8 in threads_at_batch_two(run(tmp_path, FakeRunner(cost=cost), grid=grid, backends=[EightAtTwo()]))
 
 
 # --- the stage ---------------------------------------------------------------------------------------------------------
