@@ -8,7 +8,7 @@ Every build is a process of its own, with an empty registry and no measurement o
 Rows: devices, seconds until the first measurement ended, seconds and candidates of the search, candidates per second, and the winners'
 times by workload. The last lines say how many times the candidates of one device were measured, and the largest ratio of a winner's
 time to one device's.
-Writes gpu_devices.csv into $OUT or benchmarks/results, after every build.
+Writes GPU_devices.csv into $OUT or benchmarks/results, after every build.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.command import parser, processors
-from benchmarks.output import gpu_today, write_rows
+from benchmarks.output import gpu_today, of_gpu, write_rows
 from kvgen._nvml import visible_gpus
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -62,7 +62,7 @@ def main() -> int:
                 if options.only in (None, modules):
                     rows.append({"modules": modules, "devices": count, **answer})
                     print(rows[-1], flush=True)
-                    write_rows("gpu_devices", [{**row, "winners_us": json.dumps(row["winners_us"])} for row in rows], facts)
+                    write_rows(of_gpu("devices"), [{**row, "winners_us": json.dumps(row["winners_us"])} for row in rows], facts)
     for modules in dict.fromkeys(row["modules"] for row in rows):
         for line in compared([row for row in rows if row["modules"] == modules]):
             print(f"{modules}: {line}")
