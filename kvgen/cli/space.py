@@ -65,13 +65,13 @@ def space(
 
 
 def _describe(spec: AnySpec, backend: Backend, target: Target, *, explain: bool, schedules: bool) -> dict[str, Any]:
-    from kvgen.lower.backends import defaults
+    from kvgen.lower.defaults import workload_defaults
 
     space = backend.space(spec, target)
     layouts = space.layouts()
     data = {
         **space.to_json(),
-        "defaults": {key: schedule.to_json() for key, schedule in defaults(backend, spec, target).items()},
+        "defaults": {key: schedule.to_json() for key, schedule in workload_defaults(backend, spec, target).items()},
         "plain": backend.plain(spec, target).to_json(),
         "layouts": len(layouts),
         "launches": {work.key: sum(len(space.launches(layout, work)) for layout in layouts) for work in spec.workloads},

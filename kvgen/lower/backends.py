@@ -8,9 +8,7 @@ from kvgen.arch import Target
 from kvgen.errors import KvgenError, ToolchainMissing, UnsupportedError
 from kvgen.lower.base import Backend
 from kvgen.lower.operations import Operations
-from kvgen.lower.schedule import Schedule
-from kvgen.spec import AnySpec, KernelSpec
-from kvgen.spec.grid import grid_of, q_len_of
+from kvgen.spec import AnySpec
 
 NAMES = ("cuda", "tilelang", "cpu")
 
@@ -75,18 +73,3 @@ def _try(name: str) -> tuple[Backend | None, str | None]:
         return get_backend(name), None
     except ToolchainMissing as error:
         return None, str(error)
-
-
-def defaults(backend: Backend, spec: AnySpec, target: Target) -> dict[str, Schedule]:
-    """A back end's default at each workload of a spec, by workload key."""
-    return {work.key: backend.default(spec, target, work) for work in spec.workloads}
-
-
-def grid_defaults(backend: Backend, spec: AnySpec, target: Target) -> dict[str, Schedule]:
-    """A back end's default at each workload of the grid, by workload key, with one query token and with those of `q_len_of`; none for an
-    operation on a matrix, which has no grid. A default does not depend on the load, so sustained workloads are left out.
-    """
-    if not isinstance(spec, KernelSpec):
-        return {}
-    cells = [cell for q_len in sorted({1, q_len_of(spec)}) for cell in grid_of(target).cells(q_len)]
-    return {work.key: backend.default(spec, target, work) for work in cells if work.load == "rested"}

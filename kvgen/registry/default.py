@@ -9,6 +9,7 @@ from kvgen.arch import Target
 from kvgen.errors import RegistryMiss
 from kvgen.lower import backends
 from kvgen.lower.base import Source
+from kvgen.lower.defaults import Defaults, defaults_of
 from kvgen.lower.schedule import Schedule
 from kvgen.registry.dispatch import DispatchTable, smallest
 from kvgen.registry.entry import Entry
@@ -26,33 +27,26 @@ def default_entry(spec: AnySpec, target: Target, selection: Selection) -> tuple[
     backend, reasons = backends.first_for(spec, target)
     if backend is None:
         raise RegistryMiss(f"no kernel for {spec.name} on {target}: {'; '.join((*reasons, *selection.why))}")
-    plain, defaults = backend.plain(spec, target), backends.defaults(backend, spec, target)
-    grid = backends.grid_defaults(backend, spec, target)
-    sources = {schedule: (backend.lower(spec, schedule, target), None) for schedule in untuned_schedules(defaults, grid, plain)}
-    entry = untuned_entry(spec, target, defaults, grid, plain, sources, device={})
+    defaults = defaults_of(backend, spec, target)
+    sources = {schedule: (backend.lower(spec, schedule, target), None) for schedule in defaults.schedules()}
+    entry = untuned_entry(spec, target, defaults, sources, device={})
     caution = f"nothing is tuned for this format on {target}; using {backend.name}'s default schedules"
     return entry, selection._replace(cautions=(caution, *selection.cautions))
-
-
-def untuned_schedules(defaults: Mapping[str, Schedule], grid: Mapping[str, Schedule], plain: Schedule) -> list[Schedule]:
-    """What `untuned_entry` needs the code of, each schedule once."""
-    return list(dict.fromkeys([*defaults.values(), *grid.values(), plain]))
 
 
 def untuned_entry(
     spec: AnySpec,
     target: Target,
-    defaults: Mapping[str, Schedule],
-    grid: Mapping[str, Schedule],
-    plain: Schedule,
+    defaults: Defaults,
     code: Mapping[Schedule, tuple[Source, Artifact | None]],
     **facts: Any,
 ) -> Entry:
-    """An entry of the default schedules of the spec's workloads and of the grid's, both by workload key, for calls near them, and of the
-    plain one, for all others; `facts` as in `Entry.of`.
+    """An entry of the default schedules of the spec's workloads and of the grid's, for calls near them, and of the plain one, for all
+    others. `code` has all of them, `facts` are those of `Entry.of`.
     """
-    order = [defaults[work.key] for work in spec.workloads]
-    launches = [(work, defaults[work.key], *code[defaults[work.key]]) for work in spec.workloads]
+    plain, grid = defaults.plain, defaults.grid
+    order = [defaults.workloads[work.key] for work in spec.workloads]
+    launches = [(work, defaults.workloads[work.key], *code[defaults.workloads[work.key]]) for work in spec.workloads]
     if all(default == plain for default in (*order, *grid.values())):
         return Entry.of(spec, target, launches, **facts)
     further = [schedule for schedule in dict.fromkeys([plain, *grid.values()]) if schedule not in order]

@@ -18,7 +18,6 @@ from kvgen.lower.sources import Sources
 from kvgen.lower.space import SearchSpace
 from kvgen.plaindata import Json
 from kvgen.registry import user_store
-from kvgen.registry.default import untuned_schedules
 from kvgen.registry.entry import Entry
 from kvgen.registry.store import Store
 from kvgen.spec import AnySpec
@@ -107,12 +106,12 @@ def compile_space(
     for c in found:
         every = list(c.space.schedules())
         feasible += len(every)
-        first = _unmeasured(c)
+        first = c.defaults.schedules()
         chosen = list(dict.fromkeys([*first, *every])) if limit is None else covering(c.space, every, first, limit)
         jobs += [(c, schedule, sources.of(schedule)) for schedule in chosen]
     failures: Counter[str] = Counter()
     built: dict[Schedule, tuple[Source, Artifact]] = {}
-    unmeasured = _unmeasured(found[0])
+    unmeasured = found[0].defaults.schedules()
     for index, result in build_many([source for _, _, source in jobs], workers, cache):
         c, schedule, source = jobs[index]
         outcome = _outcome(schedule, result)
@@ -131,17 +130,12 @@ def compile_space(
     return CompileReport(spec, target, tuple(outcomes), *registered, time.monotonic() - began, feasible, tuple(map(str, refusals)))
 
 
-def _unmeasured(c: Contender) -> list[Schedule]:
-    """The schedules of an untuned entry."""
-    return untuned_schedules(c.defaults, c.grid, c.plain)
-
-
 def _required(result: Artifact | CompileError | CompilerCrash, c: Contender, schedule: Schedule) -> Artifact:
     """The module of a default or plain schedule. Raises what kept it from being compiled."""
     if isinstance(result, CompilerCrash):
         raise result
     if isinstance(result, CompileError):
-        which = "default" if schedule in {*c.defaults.values(), *c.grid.values()} else "plain"
+        which = "default" if schedule in (*c.defaults.workloads.values(), *c.defaults.grid.values()) else "plain"
         raise CompileError(f"the {which} schedule of {c.backend.name} does not compile", str(result))
     return result
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from kvgen.arch import Target
 from kvgen.digest import digest
 from kvgen.errors import KvgenError, ToolchainMissing, UnsupportedError
-from kvgen.lower.backends import backends_for, defaults, grid_defaults, missing_backends, refusal
+from kvgen.lower.backends import backends_for, missing_backends, refusal
 from kvgen.lower.base import Backend, Language
+from kvgen.lower.defaults import Defaults, defaults_of
 from kvgen.lower.schedule import Schedule, Value
 from kvgen.lower.sources import Sources
 from kvgen.lower.space import SearchSpace
@@ -32,12 +33,7 @@ class Contender:
 
     backend: Backend
     space: SearchSpace
-    defaults: Mapping[str, Schedule]
-    """By workload key."""
-    grid: Mapping[str, Schedule]
-    """The defaults at the workloads of the grid, by workload key."""
-    plain: Schedule
-    """For calls far from all workloads. It has the layout of the defaults."""
+    defaults: Defaults
 
 
 def contenders(
@@ -57,8 +53,7 @@ def contenders(
         else:
             space = backend.space(spec, target)
             space = space.without_hints() if all_schedules else space
-            by_work, of_grid = defaults(backend, spec, target), grid_defaults(backend, spec, target)
-            found.append(Contender(backend, space, by_work, of_grid, backend.plain(spec, target)))
+            found.append(Contender(backend, space, defaults_of(backend, spec, target)))
     if found:
         return found, refusals
     if not refusals:
@@ -89,7 +84,7 @@ def require(sources: Sources, found: Sequence[Contender], cache: ArtifactCache, 
             return str(error)
         return None
 
-    target, needed = sources.target, [sources.of(c.plain) for c in found]
+    target, needed = sources.target, [sources.of(c.defaults.plain) for c in found]
     languages = dict.fromkeys(
         source.language for source in needed if compile_only or cache.named(source.id, machine(source.target)) is None
     )
@@ -106,7 +101,7 @@ def study_name(sources: Sources, contender: Contender, workload: AnyWorkload, po
     Hints are not part of it: they only choose what is measured.
     """
     space = {key: value for key, value in contender.space.to_json().items() if key in ("parameters", "constraints", "facts")}
-    code = sources.of(contender.plain).id
+    code = sources.of(contender.defaults.plain).id
     return f"{sources.spec.format_id}-{sources.target}-{contender.backend.name}-{workload.key}-{digest([space, code, dict(policy)])}"
 
 
@@ -145,7 +140,7 @@ def open_search(
     for c in found:
         order |= {p.name: p.values for p in c.space.parameters}
         for layout in c.space.layouts():
-            every += search_queues(layout, {work: c.space.launches(layout, work) for work in spec.workloads}, c.defaults, seed)
+            every += search_queues(layout, {work: c.space.launches(layout, work) for work in spec.workloads}, c.defaults.workloads, seed)
     candidates = sum(len(queue.todo) for queue in every)
     if not candidates:
         raise KvgenError(

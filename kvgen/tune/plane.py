@@ -82,8 +82,8 @@ class Plane:
     ) -> None:
         self._spec, self._target, self._grid = spec, target, grid
         self._spaces, self._backends = {c.backend.name: c.space for c in found}, {c.backend.name: c.backend for c in found}
-        self._plain = [c.plain for c in found]
-        self._guesses = [schedule for c in found for schedule in dict.fromkeys(c.grid.values())]
+        self._plain = [c.defaults.plain for c in found]
+        self._guesses = [schedule for c in found for schedule in dict.fromkeys(c.defaults.grid.values())]
         """The back ends' defaults at the cells of the grid, each once."""
         self._runner, self._queue, self._tell = runner, queue, tell
         self._q_len = q_len_of(spec)

@@ -70,11 +70,9 @@ def make_untuned(spec: AnySpec, target: Target, c: Contender, built: Mapping[Sch
         spec,
         target,
         c.defaults,
-        c.grid,
-        c.plain,
         built,
         device=dict(here(target)),
-        toolchain=toolchain(built[c.plain][1].resources.compiler),
+        toolchain=toolchain(built[c.defaults.plain][1].resources.compiler),
         provenance={**provenance(), "tuned": False, "why": "compiled only: never run, never measured"},
         quality={"outputs": format_quality(spec)} if isinstance(spec, KernelSpec) else None,  # accuracy has the errors of a matrix
     )

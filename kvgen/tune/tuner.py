@@ -164,7 +164,7 @@ class _Run:
         self.sources, self.spec, self.target = sources, sources.spec, sources.target
         self.found, self.clock, self.cache, self.watch, self.store = found, clock, cache, watch, store
         self.refusals, self.fresh, self.grid = refusals, fresh, grid
-        self.defaults = found[0].defaults
+        self.defaults = found[0].defaults.workloads
         self.trial_stores: Mapping[tuple[str, str], TrialStore] = {}
         self.shared = False
         """Other hosts work on the same studies."""
@@ -274,7 +274,7 @@ class _Run:
 
     def _keep(self, present: Mapping[str, Schedule]) -> list[Candidate]:
         """The defaults of every back end and the present winner at every workload: measured first, and always finalists."""
-        candidates = [Candidate(c.defaults[work.key], work) for c in self.found for work in self.spec.workloads]
+        candidates = [Candidate(c.defaults.workloads[work.key], work) for c in self.found for work in self.spec.workloads]
         candidates += [Candidate(present[work.key], work) for work in self.spec.workloads if work.key in present]
         return list(dict.fromkeys(candidates))
 

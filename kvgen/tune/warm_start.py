@@ -50,4 +50,4 @@ def _launches(entries: Sequence[Entry], contender: Contender) -> Iterator[tuple[
             if index >= len(entry.launches) and index not in served:
                 continue  # the plain schedule, which is measured anyway
             if launch.backend == contender.backend.name:
-                yield entry, launch.workload, Schedule(launch.backend, contender.plain.layout, launch.params)
+                yield entry, launch.workload, Schedule(launch.backend, contender.defaults.plain.layout, launch.params)

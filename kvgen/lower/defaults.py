@@ -1,0 +1,48 @@
+"""The schedules of a back end that nothing was measured for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kvgen.arch import Target
+from kvgen.lower.base import Backend
+from kvgen.lower.schedule import Schedule
+from kvgen.spec import AnySpec, KernelSpec
+from kvgen.spec.grid import grid_of, q_len_of
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What a kernel that nothing is tuned for consists of. All schedules have the same layout."""
+
+    workloads: Mapping[str, Schedule]
+    """The defaults at the spec's workloads, by workload key."""
+    grid: Mapping[str, Schedule]
+    """The defaults at the workloads of the grid, by workload key."""
+    plain: Schedule
+    """For calls far from all workloads."""
+
+    def schedules(self) -> list[Schedule]:
+        """All of them, each once."""
+        return list(dict.fromkeys([*self.workloads.values(), *self.grid.values(), self.plain]))
+
+
+def defaults_of(backend: Backend, spec: AnySpec, target: Target) -> Defaults:
+    """The defaults of a back end, which must not refuse the spec."""
+    return Defaults(workload_defaults(backend, spec, target), _grid_defaults(backend, spec, target), backend.plain(spec, target))
+
+
+def workload_defaults(backend: Backend, spec: AnySpec, target: Target) -> dict[str, Schedule]:
+    """A back end's default at each workload of a spec, by workload key."""
+    return {work.key: backend.default(spec, target, work) for work in spec.workloads}
+
+
+def _grid_defaults(backend: Backend, spec: AnySpec, target: Target) -> dict[str, Schedule]:
+    """A back end's default at each workload of the grid, by workload key, with one query token and with those of `q_len_of`; none for an
+    operation on a matrix, which has no grid. A default does not depend on the load, so sustained workloads are left out.
+    """
+    if not isinstance(spec, KernelSpec):
+        return {}
+    cells = [cell for q_len in sorted({1, q_len_of(spec)}) for cell in grid_of(target).cells(q_len)]
+    return {work.key: backend.default(spec, target, work) for work in cells if work.load == "rested"}
