@@ -3,10 +3,11 @@
 A table of measured workloads decides, if the kernel has one. A call of a measured workload takes the launch that serves it. Between the
 measured workloads, each launch has at each of them a loss, which is its time over that of the launch that serves there, and the launch of
 the least mean loss serves: an inverse distance weighting (Shepard, "A two-dimensional interpolation function for irregularly-spaced data",
-1968). Where all lengths are equal, a part of a loss comes from a last wave of CTAs that is partly empty. It changes from one batch to the
-next, so for a call of equal lengths the model of waves (`kvgen.spec.waves`) takes it off the losses of the measured workloads, and adds
-what it is for the call. Where no measured workload is near, the plain schedule serves. Without a table, the launch that was tuned for the
-nearest workload serves, however far away that is.
+1968). Unequal lengths have a plan, equal ones do not, and a launch that is fast with one may be slow with the other; so workloads of the
+call's kind decide, and others only where none of that kind is near. Where all lengths are equal, a part of a loss comes from a last wave of
+CTAs that is partly empty. It changes from one batch to the next, so for a call of equal lengths the model of waves (`kvgen.spec.waves`)
+takes it off the losses of the measured workloads, and adds what it is for the call. Where no measured workload is near, the plain schedule
+serves. Without a table, the launch that was tuned for the nearest workload serves, however far away that is.
 """
 
 from __future__ import annotations
@@ -27,15 +28,13 @@ REACH = 1.0
 """Doublings of batch, of tokens and of q_len, each, up to which a measured workload is near a call."""
 POWER = 4
 """A measured workload has the weight distance^-POWER: the nearest ones outweigh all others together."""
-UNEQUAL = 1.0
-"""Distance of a workload of equal lengths from a call of which the host knows neither the tokens nor that lengths are equal."""
 CLOSEST = 1 / 64
 """The least distance that counts: tokens are rounded, so a measured workload may seem to be where the call is."""
 STEPS = 8
 """Steps per doubling to which the tokens of a call are rounded, so that a growing cache rarely asks anew."""
-UNFILLED = 0.5
+UNFILLED = 0.6
 """Part of the loss which the model of waves predicts that shows in measured times: where a wave is partly empty, its CTAs read faster than
-the model says (docs/decisions/0037).
+the model says (docs/decisions/0044).
 """
 REMEMBERED = 4096
 
@@ -119,13 +118,18 @@ class Dispatch:
         return self._near(self._away(batch, bound, q_len, tokens))
 
     def _away(self, batch: int, bound: int, q_len: int, tokens: int | None) -> list[tuple[float, bool]]:
-        """Distance of each measured workload from a call, and whether it is near."""
-        longest = _rounded(bound)
-        total = None if tokens is None else _rounded(tokens)
+        """Distance of each measured workload from a call, and whether it is near. Workloads of unequal lengths are infinitely far from a
+        call of equal lengths if one of equal lengths is near, and the other way round.
+        """
+        equal = batch == 1 or tokens == batch * bound
         call = coordinates(batch, 1, q_len, sustained=self._sustained)
-        most = call[0] + math.log2(longest)
-        unequal = None if total is None else max(0.0, most - math.log2(total))
-        return [_away(cell, call, most, unequal) for cell in self._cells]
+        most = call[0] + math.log2(_rounded(bound))
+        unequal = None if tokens is None else 0.0 if equal else max(0.0, most - math.log2(_rounded(tokens)))
+        away = [_away(cell, call, most, unequal) for cell in self._cells]
+        of_kind = [(cell[3] == 0) == equal for cell in self._cells]
+        if any(near and same for (_, near), same in zip(away, of_kind, strict=True)):
+            away = [one if same else (math.inf, False) for one, same in zip(away, of_kind, strict=True)]
+        return away
 
     @staticmethod
     def _near(away: Sequence[tuple[float, bool]]) -> int | None:
@@ -195,7 +199,7 @@ def _away(cell: Coordinates, call: Coordinates, most: float, unequal: float | No
     If the tokens are not known (`unequal` is None), the longest sequences are compared.
     """
     if unequal is None:
-        tokens, spread = abs(cell[1] + cell[3] - most), UNEQUAL if cell[3] == 0 and cell[0] > 0 else 0.0
+        tokens, spread = abs(cell[1] + cell[3] - most), 0.0
     else:
         tokens, spread = abs(cell[1] - (most - unequal)), abs(cell[3] - unequal)
     batch, query = abs(cell[0] - call[0]), abs(cell[2] - call[2])

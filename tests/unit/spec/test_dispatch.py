@@ -118,7 +118,24 @@ def test_tokens_tell_equal_lengths_from_one_long_sequence_beside_short_ones():
     assert found.launch(64, 16384, tokens=64 * 16384) == 0
     assert found.launch(64, 16384, tokens=64 * 3900) == 1
     assert found.launch(64, 16384, tokens=64 * 2048) == 1
-    assert found.launch(64, 2500, tokens=64 * 2048) == 2
+    assert found.launch(64, 2500, tokens=64 * 2500) == 2
+
+
+@pytest.mark.parametrize("batch", [7, 64])
+def test_workloads_of_the_calls_kind_decide_before_nearer_ones_of_the_other(batch):
+    """Unequal lengths have a plan, equal ones do not. Seven is no power of two: rounding its tokens says nothing of equality."""
+    equal, unequal = Measured(parse(f"{batch}x2048"), 0, [(1, 1.5)]), Measured(parse(f"{batch}x256-16384"), 1, [(0, 1.5)])
+    found = Dispatch([equal, unequal], DEFAULT)
+    assert found.launch(batch, 2500, tokens=batch * 2500) == 0
+    assert found.launch(batch, 2500, tokens=batch * 2500 - 1) == 1
+    assert found.launch(batch, 2500) == 0, "16K tokens are far from 2500"
+    assert found.launch(batch, 9000) == 1
+
+
+def test_where_nothing_of_the_calls_kind_is_near_the_other_decides():
+    assert table("64x16384").launch(64, 16384, tokens=64 * 9000) == 0
+    assert table("64x256-16384").launch(64, 3900, tokens=64 * 3900) == 0
+    assert table("1x4096", "4x64-4096").launch(1, 4096) == 0, "one sequence has no plan"
 
 
 def test_where_the_host_knows_the_longest_alone_unequal_lengths_are_supposed():
