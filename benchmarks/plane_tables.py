@@ -1,7 +1,6 @@
-"""Tables of h200_plane.csv and, for entries that shipped earlier, of h200_plane_space.csv: what calls lose between the measured
-workloads, and the traffic that the project's goals name. The same of an H100: of the entries of the H200 (h100_transfer.csv), and of the
-one that was built there (h100_plane.csv). Also of entries that do not ship (h100_plane_builds.csv, h200_plane_builds.csv), and of kernels
-that nothing was tuned for (h200_untuned.csv).
+"""Tables of h200_plane.csv: what calls lose between the measured workloads, and the traffic that the project's goals name. The same of an
+H100: of the entries of the H200 (h100_transfer.csv), and of the one that was built there (h100_plane.csv). Also of entries that were built
+on an H100 and do not ship (h100_plane_builds.csv), and of kernels that nothing was tuned for (h200_untuned.csv).
 """
 
 from __future__ import annotations
@@ -29,22 +28,14 @@ TRAFFIC = {
 
 
 def regrets() -> str:
-    """Regret of the launches that calls take, rested and under load, of calls whose tokens the host does not know, and of the plain
-    schedule if it served every call; the regret beside the whole search space, where that was not measured for an entry that of an earlier
-    one.
+    """Regret of the launches that calls take, rested and under load, of calls whose tokens the host does not know, of the plain schedule if
+    it served every call, and beside the whole search space.
     """
     measured = rows("h200_plane.csv")
-    whole = [row for row in measured if row["whole"] == "True"]
-    compared = {row["spec"] for row in whole}
-    earlier = [row for row in rows("h200_plane_space.csv") if row["spec"] not in compared]
-    space = [row for row in whole + earlier if row["traffic"] == "rested"]
     titles = dict(_titles(measured))
     shipped = {"the five that ship": SHIPPED} if titles.keys() >= SHIPPED else {}
-    body = [
-        [title, *_regrets([row for row in measured if row["spec"] in specs], [row for row in space if row["spec"] in specs])]
-        for title, specs in ({title: {spec} for spec, title in titles.items()} | shipped).items()
-    ]
-    return table(REGRETS, body)
+    groups = {title: {spec} for spec, title in titles.items()} | shipped
+    return table(REGRETS, [[title, *_regrets([row for row in measured if row["spec"] in specs])] for title, specs in groups.items()])
 
 
 def transferred() -> str:
@@ -52,18 +43,13 @@ def transferred() -> str:
     foreign = rows("h100_transfer.csv")
     groups = {f"{title}, built on an H200": [row for row in foreign if row["spec"] == spec] for spec, title in _titles(foreign)}
     groups["int4, built on an H100"] = rows("h100_plane.csv")
-    spaces = {title: [row for row in mine if row["whole"] == "True"] for title, mine in groups.items()}
-    return table(REGRETS, [[title, *_regrets(mine, spaces[title])] for title, mine in groups.items()])
+    return table(REGRETS, [[title, *_regrets(mine)] for title, mine in groups.items()])
 
 
 def regrets_of_builds() -> str:
-    """The same of entries that do not ship, built anew with today's plans."""
-    groups = {
-        f"{title}, {gpu}": [row for row in found if row["spec"] == spec]
-        for gpu, found in (("H100", rows("h100_plane_builds.csv")), ("H200", rows("h200_plane_builds.csv")))
-        for spec, title in _titles(found)
-    }
-    return table(REGRETS, [[title, *_regrets(mine, [row for row in mine if row["whole"] == "True"])] for title, mine in groups.items()])
+    """The same of entries that were built on an H100 and do not ship."""
+    found = rows("h100_plane_builds.csv")
+    return table(REGRETS, [[title, *_regrets([row for row in found if row["spec"] == spec])] for spec, title in _titles(found)])
 
 
 def untuned() -> str:
@@ -86,15 +72,15 @@ def untuned() -> str:
     return table(words, body)
 
 
-def _regrets(measured: Sequence[Row], space: Sequence[Row]) -> list[str]:
-    """Cells of one line of the table: of its rows, and of the rested ones with the whole search space."""
+def _regrets(measured: Sequence[Row]) -> list[str]:
+    """Cells of one line of the table."""
     rested = [row for row in measured if row["traffic"] == "rested"]
     own = [float(row["regret_own"]) for row in rested]
     load = [float(row["regret_own"]) for row in measured if row["traffic"] != "rested"]
     unknown = [float(row["regret_unknown"]) for row in rested if row["regret_unknown"]]
     default = [float(row["default_us"]) / float(row["best_own_us"]) for row in rested if row["default_us"]]
     mean = geometric_mean(own)
-    whole = [float(row["regret"]) for row in space]
+    whole = [float(row["regret"]) for row in rested if row["whole"] == "True"]
     return [str(len(own)), f"{max(own):.3f}", f"{mean:.3f}", _worst(load), _worst(unknown), f"{max(default):.2f}", _worst(whole)]
 
 

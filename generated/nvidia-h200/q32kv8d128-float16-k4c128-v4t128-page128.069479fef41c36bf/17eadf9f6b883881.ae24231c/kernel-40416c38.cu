@@ -15,18 +15,18 @@ static_assert(Format::kSubtileBytes == 4224 && Format::kHeaderBytes == 512 && Fo
 struct Schedule {
   // Shared memory of a CTA: offsets in bytes; kSlot is the size of a KV tile.
   struct StaticMemory {
-    static constexpr int kSlot = 8960, kBarriers = 143360, kQuery = 143616, kMerge = 147712, kPages = 164224, kWorkTiles = 164352, kScalars = 165376, kFlags = 165952, kCluster = 165968, kFlush = 0, kTotal = 166016;
+    static constexpr int kSlot = 4736, kBarriers = 151552, kQuery = 151552, kMerge = 155648, kPages = 172160, kWorkTiles = 172416, kScalars = 173440, kFlags = 174016, kCluster = 174032, kFlush = 0, kTotal = 176640;
   };
   struct PlannedMemory {
-    static constexpr int kSlot = 8960, kBarriers = 143360, kQuery = 143360, kMerge = 147456, kPages = 163968, kWorkTiles = 164096, kScalars = 165120, kFlags = 165696, kCluster = 165712, kFlush = 0, kTotal = 165760;
+    static constexpr int kSlot = 4736, kBarriers = 151552, kQuery = 151552, kMerge = 155648, kPages = 172160, kWorkTiles = 172416, kScalars = 173440, kFlags = 174016, kCluster = 174032, kFlush = 0, kTotal = 174080;
   };
   static constexpr int kWarps = 8;
-  static constexpr int kTileSubtiles = 2;
-  static constexpr int kTilesInFlight = 2;
+  static constexpr int kTileSubtiles = 1;
+  static constexpr int kTilesInFlight = 4;
   static constexpr int kCtasPerSm = 1;
-  static constexpr kvgen::Copy kCopy = kvgen::Copy::bulk_tile;
-  static constexpr kvgen::Reduction kReduction = kvgen::Reduction::last_cta;
-  static constexpr int kCluster = 1;
+  static constexpr kvgen::Copy kCopy = kvgen::Copy::cp_async;
+  static constexpr kvgen::Reduction kReduction = kvgen::Reduction::cluster;
+  static constexpr int kCluster = 8;
   static constexpr int kGroup = 4;
   static constexpr int kMaxQLen = 1;
   static constexpr int kQTiles = 1;

@@ -5,28 +5,28 @@
 
 namespace {
 
-using Key = kvgen::Quant<8, kvgen::Axis::channel, 128, true>;
+using Key = kvgen::Quant<4, kvgen::Axis::channel, 128, true>;
 using Value = kvgen::Quant<4, kvgen::Axis::token, 128, true>;
 using ResidualRows = kvgen::ResidualRows<128, 0, 0, 0, 1>;
 using Format = kvgen::Format<__half, Key, Value, 128, 128, ResidualRows>;
-static_assert(Format::kSubtileBytes == 6272 && Format::kHeaderBytes == 512 && Format::kBlockBytes == 25600);
+static_assert(Format::kSubtileBytes == 4224 && Format::kHeaderBytes == 512 && Format::kBlockBytes == 17408);
 
 #line 27 "cuda/module.cu.jinja"
 struct Schedule {
   // Shared memory of a CTA: offsets in bytes; kSlot is the size of a KV tile.
   struct StaticMemory {
-    static constexpr int kSlot = 13056, kBarriers = 26112, kQuery = 26112, kMerge = 30208, kPages = 34336, kWorkTiles = 34336, kScalars = 34592, kFlags = 34784, kCluster = 34800, kFlush = 0, kTotal = 34816;
+    static constexpr int kSlot = 4736, kBarriers = 75776, kQuery = 75776, kMerge = 79872, kPages = 96384, kWorkTiles = 96384, kScalars = 97408, kFlags = 97984, kCluster = 98000, kFlush = 0, kTotal = 100352;
   };
   struct PlannedMemory {
-    static constexpr int kSlot = 13056, kBarriers = 26112, kQuery = 26112, kMerge = 30208, kPages = 34336, kWorkTiles = 34336, kScalars = 34592, kFlags = 34784, kCluster = 34800, kFlush = 0, kTotal = 34816;
+    static constexpr int kSlot = 4736, kBarriers = 75776, kQuery = 75776, kMerge = 79872, kPages = 96384, kWorkTiles = 96384, kScalars = 97408, kFlags = 97984, kCluster = 98000, kFlush = 0, kTotal = 98048;
   };
-  static constexpr int kWarps = 2;
-  static constexpr int kTileSubtiles = 2;
-  static constexpr int kTilesInFlight = 1;
-  static constexpr int kCtasPerSm = 4;
+  static constexpr int kWarps = 8;
+  static constexpr int kTileSubtiles = 1;
+  static constexpr int kTilesInFlight = 2;
+  static constexpr int kCtasPerSm = 1;
   static constexpr kvgen::Copy kCopy = kvgen::Copy::cp_async;
-  static constexpr kvgen::Reduction kReduction = kvgen::Reduction::last_cta;
-  static constexpr int kCluster = 1;
+  static constexpr kvgen::Reduction kReduction = kvgen::Reduction::cluster;
+  static constexpr int kCluster = 4;
   static constexpr int kGroup = 4;
   static constexpr int kMaxQLen = 1;
   static constexpr int kQTiles = 1;

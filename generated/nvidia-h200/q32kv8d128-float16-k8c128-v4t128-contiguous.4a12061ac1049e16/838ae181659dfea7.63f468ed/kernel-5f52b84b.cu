@@ -5,25 +5,25 @@
 
 namespace {
 
-using Key = kvgen::Quant<2, kvgen::Axis::channel, 128, true>;
-using Value = kvgen::Quant<2, kvgen::Axis::token, 128, true>;
+using Key = kvgen::Quant<8, kvgen::Axis::channel, 128, true>;
+using Value = kvgen::Quant<4, kvgen::Axis::token, 128, true>;
 using ResidualRows = kvgen::ResidualRows<128, 0, 0, 0, 1>;
 using Format = kvgen::Format<__half, Key, Value, 128, 128, ResidualRows>;
-static_assert(Format::kSubtileBytes == 2176 && Format::kHeaderBytes == 512 && Format::kBlockBytes == 9216);
+static_assert(Format::kSubtileBytes == 6272 && Format::kHeaderBytes == 512 && Format::kBlockBytes == 25600);
 
 #line 27 "cuda/module.cu.jinja"
 struct Schedule {
   // Shared memory of a CTA: offsets in bytes; kSlot is the size of a KV tile.
   struct StaticMemory {
-    static constexpr int kSlot = 9216, kBarriers = 73728, kQuery = 73728, kMerge = 77824, kPages = 94336, kWorkTiles = 94336, kScalars = 95360, kFlags = 95936, kCluster = 95952, kFlush = 0, kTotal = 96000;
+    static constexpr int kSlot = 6784, kBarriers = 27136, kQuery = 27136, kMerge = 31232, kPages = 35360, kWorkTiles = 35360, kScalars = 35616, kFlags = 35808, kCluster = 35824, kFlush = 0, kTotal = 35840;
   };
   struct PlannedMemory {
-    static constexpr int kSlot = 9216, kBarriers = 73728, kQuery = 73728, kMerge = 77824, kPages = 94336, kWorkTiles = 94336, kScalars = 95360, kFlags = 95936, kCluster = 95952, kFlush = 0, kTotal = 96000;
+    static constexpr int kSlot = 6784, kBarriers = 27136, kQuery = 27136, kMerge = 31232, kPages = 35360, kWorkTiles = 35360, kScalars = 35616, kFlags = 35808, kCluster = 35824, kFlush = 0, kTotal = 35840;
   };
-  static constexpr int kWarps = 8;
-  static constexpr int kTileSubtiles = 4;
-  static constexpr int kTilesInFlight = 1;
-  static constexpr int kCtasPerSm = 1;
+  static constexpr int kWarps = 2;
+  static constexpr int kTileSubtiles = 1;
+  static constexpr int kTilesInFlight = 2;
+  static constexpr int kCtasPerSm = 4;
   static constexpr kvgen::Copy kCopy = kvgen::Copy::cp_async;
   static constexpr kvgen::Reduction kReduction = kvgen::Reduction::last_cta;
   static constexpr int kCluster = 1;

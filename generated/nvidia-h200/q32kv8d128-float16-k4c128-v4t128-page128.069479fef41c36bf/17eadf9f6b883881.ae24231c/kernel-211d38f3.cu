@@ -15,23 +15,23 @@ static_assert(Format::kSubtileBytes == 4224 && Format::kHeaderBytes == 512 && Fo
 struct Schedule {
   // Shared memory of a CTA: offsets in bytes; kSlot is the size of a KV tile.
   struct StaticMemory {
-    static constexpr int kSlot = 8960, kBarriers = 35840, kQuery = 35840, kMerge = 39936, kPages = 44064, kWorkTiles = 44064, kScalars = 44320, kFlags = 44512, kCluster = 44528, kFlush = 0, kTotal = 44544;
+    static constexpr int kSlot = 8960, kBarriers = 71680, kQuery = 71680, kMerge = 75776, kPages = 84032, kWorkTiles = 84096, kScalars = 84608, kFlags = 84928, kCluster = 84944, kFlush = 0, kTotal = 84992;
   };
   struct PlannedMemory {
-    static constexpr int kSlot = 8960, kBarriers = 35840, kQuery = 35840, kMerge = 39936, kPages = 44064, kWorkTiles = 44064, kScalars = 44320, kFlags = 44512, kCluster = 44528, kFlush = 0, kTotal = 44544;
+    static constexpr int kSlot = 8960, kBarriers = 71680, kQuery = 71680, kMerge = 75776, kPages = 84032, kWorkTiles = 84096, kScalars = 84608, kFlags = 84928, kCluster = 84944, kFlush = 0, kTotal = 84992;
   };
-  static constexpr int kWarps = 2;
+  static constexpr int kWarps = 4;
   static constexpr int kTileSubtiles = 2;
   static constexpr int kTilesInFlight = 2;
-  static constexpr int kCtasPerSm = 4;
+  static constexpr int kCtasPerSm = 2;
   static constexpr kvgen::Copy kCopy = kvgen::Copy::cp_async;
   static constexpr kvgen::Reduction kReduction = kvgen::Reduction::last_cta;
   static constexpr int kCluster = 1;
   static constexpr int kGroup = 4;
   static constexpr int kMaxQLen = 1;
   static constexpr int kQTiles = 1;
-  static constexpr bool kPaged = false;
-  static constexpr int kPageBlocks = 0;
+  static constexpr bool kPaged = true;
+  static constexpr int kPageBlocks = 1;
   static constexpr int kWindowPlaces = 0;
   static constexpr bool kExactQ = true;
   static constexpr bool kOverlap = true;
@@ -42,7 +42,7 @@ struct Schedule {
 
 struct Shape {
   static constexpr int kKvHeads = 8;
-  static constexpr int kPage = 0;
+  static constexpr int kPage = 128;
   static constexpr bool kSinks = Schedule::Sinks::kActive;
 };
 

@@ -15,25 +15,25 @@ static_assert(Format::kSubtileBytes == 4224 && Format::kHeaderBytes == 512 && Fo
 struct Schedule {
   // Shared memory of a CTA: offsets in bytes; kSlot is the size of a KV tile.
   struct StaticMemory {
-    static constexpr int kSlot = 17408, kBarriers = 69632, kQuery = 69632, kMerge = 73728, kPages = 81984, kWorkTiles = 82016, kScalars = 82528, kFlags = 82848, kCluster = 82864, kFlush = 0, kTotal = 82944;
+    static constexpr int kSlot = 8960, kBarriers = 71680, kQuery = 71680, kMerge = 75776, kPages = 92288, kWorkTiles = 92352, kScalars = 93376, kFlags = 93952, kCluster = 93968, kFlush = 0, kTotal = 96384;
   };
   struct PlannedMemory {
-    static constexpr int kSlot = 17408, kBarriers = 69632, kQuery = 69632, kMerge = 73728, kPages = 81984, kWorkTiles = 82016, kScalars = 82528, kFlags = 82848, kCluster = 82864, kFlush = 0, kTotal = 82944;
+    static constexpr int kSlot = 8960, kBarriers = 71680, kQuery = 71680, kMerge = 75776, kPages = 92288, kWorkTiles = 92352, kScalars = 93376, kFlags = 93952, kCluster = 93968, kFlush = 0, kTotal = 94080;
   };
-  static constexpr int kWarps = 4;
-  static constexpr int kTileSubtiles = 4;
+  static constexpr int kWarps = 8;
+  static constexpr int kTileSubtiles = 2;
   static constexpr int kTilesInFlight = 1;
-  static constexpr int kCtasPerSm = 2;
+  static constexpr int kCtasPerSm = 1;
   static constexpr kvgen::Copy kCopy = kvgen::Copy::cp_async;
-  static constexpr kvgen::Reduction kReduction = kvgen::Reduction::last_cta;
-  static constexpr int kCluster = 1;
+  static constexpr kvgen::Reduction kReduction = kvgen::Reduction::cluster;
+  static constexpr int kCluster = 4;
   static constexpr int kGroup = 4;
   static constexpr int kMaxQLen = 1;
   static constexpr int kQTiles = 1;
   static constexpr bool kPaged = true;
   static constexpr int kPageBlocks = 1;
   static constexpr int kWindowPlaces = 0;
-  static constexpr bool kExactQ = false;
+  static constexpr bool kExactQ = true;
   static constexpr bool kOverlap = true;
   using Mask = kvgen::CausalMask;
   using ScoreModifier = kvgen::NoModifier;
