@@ -44,6 +44,7 @@ class Case:
     words: str
     schedule_words: str
     work: str
+    backend: str = "cuda"
 
     @property
     def spec(self) -> KernelSpec:
@@ -53,7 +54,7 @@ class Case:
     @property
     def schedule(self) -> Schedule:
         """The schedule."""
-        return schedules_of(self.schedule_words, get_backend("cuda"), self.spec, TARGET)[0]
+        return schedules_of(self.schedule_words, get_backend(self.backend), self.spec, TARGET)[0]
 
 
 KITTY = "k2v2:boost1/8:sink32:local128:page128"
@@ -66,6 +67,9 @@ CASES = (
     Case("head_dim 80", "k4v4:d80", "w12u4d1.cl2", "8x32768"),
     Case("head_dim 112", "k4v4:d112", "w8u4d1", "8x32768"),
     Case("kitty", KITTY, "w6u4d1c2", "32x8192"),
+    Case("TileLang, int4", "k4v4", "w8u2s2.cl", "8x32768", "tilelang"),
+    Case("TileLang, int8", "k8v8", "w8u2s2.cl", "8x32768", "tilelang"),
+    Case("TileLang, int2", "k2v2", "w16u4s4.cl", "8x32768", "tilelang"),
 )
 """The fastest launches of generated/ and of benchmarks/results/h200_shapes.csv."""
 
@@ -81,7 +85,7 @@ def main() -> int:
     for case, artifact in zip(cases, compiled(cases, options.workers), strict=True):
         found = [row(case, kernel) for kernel in attend_kernels(artifact, case.schedule.launch.integer("kv_tile"))]
         rows += found
-        plain = next(row for row in found if row["kernel"] == "attend_static" and not row["append"])
+        plain = next(row for row in found if row["kernel"].startswith("attend_static") and not row["append"])
         print("  ".join(f"{name}={value}" for name, value in plain.items() if value), flush=True)
     write_csv(folder() / f"{NAME}.csv", rows)
     return 0 if rows else 1

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.loop_instructions import CASES
+from benchmarks.loop_instructions import CASES, Case
 from benchmarks.sass import Instruction, count, hot_loop, parse
 from benchmarks.shape_cases import TARGET
 from kvgen.lower.backends import get_backend
+from tests.support.tilelang import needs_tilelang
 
 KERNEL = """
 \t\tFunction : _Z6attendv
@@ -74,6 +75,8 @@ def test_an_instruction_has_one_category(text: str, category: str) -> None:
     assert Instruction(0, text).category == category
 
 
-def test_every_case_has_a_schedule_that_its_shape_can_run() -> None:
-    for case in CASES:
-        assert get_backend("cuda").space(case.spec, TARGET).check(case.schedule) == []
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_every_case_has_a_schedule_that_its_shape_can_run(case: Case) -> None:
+    if case.backend == "tilelang":
+        needs_tilelang()
+    assert get_backend(case.backend).space(case.spec, TARGET).check(case.schedule) == []

@@ -366,6 +366,7 @@ inline float exp2(float x) { return std::exp2(x); }
 inline unsigned pack_half2(float low, float high) {
   return emulator::to_half(low) | emulator::to_half(high) << 16;
 }
+inline unsigned not_and_or(unsigned x, unsigned mask, unsigned set) { return (~x & mask) | set; }
 inline unsigned odd_bytes(unsigned x) { return x >> 8 & 0x00ff00ff; }
 inline int pinned(int x) { return x; }
 inline int arrive(int *counter) { return (*counter)++; }

@@ -26,7 +26,9 @@ def row_factor(bits: int, tile: int, half: int) -> float:
 
 def masked(word: Any, mask: int, complemented: bool) -> Any:
     """The fields under a mask of two halves, or their complements as negative numbers."""
-    return (~word & T.uint32(mask)) | T.uint32(SIGNS) if complemented else word & T.uint32(mask)
+    if not complemented:
+        return word & T.uint32(mask)
+    return T.call_extern("uint32", "kvgen::ptx::not_and_or", word, T.uint32(mask), T.uint32(SIGNS))
 
 
 @T.macro
