@@ -121,12 +121,12 @@ class Dispatch:
         """Distance of each measured workload from a call, and whether it is near. Workloads of unequal lengths are infinitely far from a
         call of equal lengths if one of equal lengths is near, and the other way round.
         """
-        equal = batch == 1 or tokens == batch * bound
+        all_longest = tokens == batch * bound
         call = coordinates(batch, 1, q_len, sustained=self._sustained)
         most = call[0] + math.log2(_rounded(bound))
-        unequal = None if tokens is None else 0.0 if equal else max(0.0, most - math.log2(_rounded(tokens)))
+        unequal = None if tokens is None else 0.0 if all_longest else max(0.0, most - math.log2(_rounded(tokens)))
         away = [_away(cell, call, most, unequal) for cell in self._cells]
-        of_kind = [(cell[3] == 0) == equal for cell in self._cells]
+        of_kind = [(cell[3] == 0) == (all_longest or batch == 1) for cell in self._cells]
         if any(near and same for (_, near), same in zip(away, of_kind, strict=True)):
             away = [one if same else (math.inf, False) for one, same in zip(away, of_kind, strict=True)]
         return away

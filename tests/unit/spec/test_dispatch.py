@@ -135,7 +135,8 @@ def test_workloads_of_the_calls_kind_decide_before_nearer_ones_of_the_other(batc
 def test_where_nothing_of_the_calls_kind_is_near_the_other_decides():
     assert table("64x16384").launch(64, 16384, tokens=64 * 9000) == 0
     assert table("64x256-16384").launch(64, 3900, tokens=64 * 3900) == 0
-    assert table("1x4096", "4x64-4096").launch(1, 4096) == 0, "one sequence has no plan"
+    assert table("1x4096", "2x64-4096").launch(1, 4096) == 0, "one sequence has no plan"
+    assert table("1x32768", "1x4096").launch(1, 32768, tokens=4096) == 1, "its tokens count where they are known, not their bound"
 
 
 def test_where_the_host_knows_the_longest_alone_unequal_lengths_are_supposed():
