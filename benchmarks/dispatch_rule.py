@@ -4,8 +4,9 @@
 
 Over the *cells* of a table, each rested one that has another one within a doubling is left out in turn, and the launch that the rest of
 the table gives for it is compared with the fastest one of the table there. Over the *points* between the cells, the same with the whole
-table and the rested rows that gpu_plane.py measured on the entry's GPU, if they are of the launches that ship. Three rules: the launch that
-serves the nearest cell, the least mean loss, and the least mean loss with the model of waves, which `kvgen/spec/dispatch.py` has.
+table and the rested rows that gpu_plane.py measured on the entry's GPU, if they are of the launches that ship. Three rules, each among
+the workloads of the call's kind (docs/decisions/0044): the launch that serves the nearest cell, the least mean loss, and the least mean
+loss with the model of waves, which `kvgen/spec/dispatch.py` has.
 
 Writes dispatch_rule.csv to $OUT or benchmarks/results, and prints it.
 """

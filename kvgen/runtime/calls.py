@@ -182,8 +182,6 @@ class Calls:
         if tokens is not None:
             tokens = checks.whole("tokens", tokens, 0)
         sequences, grown = cache.sequences, q_len if append else 0
-        launch = self._only or self._launch(cache, cache.bound + grown, q_len, bound=bound, total=tokens)
-        launch.workspace(cache)
         with sequences.call_order.lock:
             if cache.gpu is not None:
                 sequences.call_order.follow(cache.gpu)
@@ -193,6 +191,8 @@ class Calls:
             numbers = None
             if uniform is None:  # the static scheduler appends to empty sequences too, and a capture outlives what the host knows
                 uniform = sequences.uniform and sequences.bound > 0 and not capturing
+            launch = self._only or self._launch(cache, cache.bound + grown, q_len, bound=bound, total=tokens, equal=uniform)
+            launch.workspace(cache)
             if cache.gpu is None or not uniform:
                 numbers = launch.plan(sequences, q_len, append=append, skip_empty=True)
             return Plan(launch, sequences, q_len, append, max(1, known if bound is None else bound), numbers, sequences.version, capturing)
@@ -338,10 +338,19 @@ class Calls:
         return self._launch(cache, cache.max_len, q_len)
 
     def _launch(
-        self, cache: KVCache, length: int, tokens: int, plan: Plan | None = None, *, bound: int | None = None, total: int | None = None
+        self,
+        cache: KVCache,
+        length: int,
+        tokens: int,
+        plan: Plan | None = None,
+        *,
+        bound: int | None = None,
+        total: int | None = None,
+        equal: bool | None = None,
     ) -> Executable:
         """The launch of a plan; without one that of the dispatch table, for what the host knows without waiting for the device: at most
-        `length` tokens per sequence, unless the caller knows better: `bound`, and `total` of all sequences.
+        `length` tokens per sequence, unless the caller knows better: `bound`, and `total` of all sequences. `equal`: whether the step has a
+        static schedule; None: if the host knows that all lengths are equal.
         """
         if plan is not None:
             return plan.launch if plan.launch in self._distinct else self._distinct[0]  # refuses a plan of another kernel
@@ -349,9 +358,9 @@ class Calls:
             length = bound
         elif cache.sequences.capturing:
             length = cache.max_len  # the graph is replayed while the cache grows
-        if total is None and cache.sequences.uniform:
+        if total is None and (equal or cache.sequences.uniform):
             total = cache.batch * length
-        return self._launches[self._dispatch.launch(cache.batch, length, min(tokens, self._most_q), total)]
+        return self._launches[self._dispatch.launch(cache.batch, length, min(tokens, self._most_q), total, equal=equal)]
 
 
 def _no_plan(q_len: int, most: int, *, append: bool) -> str:

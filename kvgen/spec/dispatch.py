@@ -34,7 +34,7 @@ STEPS = 8
 """Steps per doubling to which the tokens of a call are rounded, so that a growing cache rarely asks anew."""
 UNFILLED = 0.6
 """Part of the loss which the model of waves predicts that shows in measured times: where a wave is partly empty, its CTAs read faster than
-the model says (docs/decisions/0044).
+the model says (docs/decisions/0035; 0044 has the number).
 """
 REMEMBERED = 4096
 
@@ -72,7 +72,7 @@ class Dispatch:
         self._default = default
         self._sustained = sustained
         self._waves = waves or {}
-        self._known: dict[tuple[int, int, int, int | None], int] = {}
+        self._known: dict[tuple[int, int, int, int | None, bool | None], int] = {}
         """By call."""
         self._rounded: dict[tuple[int, int, int, int | None, bool], int] = {}
         """By call, its tokens in steps, and whether its lengths are equal."""
@@ -82,32 +82,34 @@ class Dispatch:
         """The look-up of a kernel with one launch."""
         return cls([], 0)
 
-    def launch(self, batch: int, bound: int, q_len: int = 1, tokens: int | None = None) -> int:
+    def launch(self, batch: int, bound: int, q_len: int = 1, tokens: int | None = None, *, equal: bool | None = None) -> int:
         """Index of the launch for `batch` sequences, the longest of `bound` tokens at most, with `q_len` query tokens each.
 
-        `tokens` is the number of all sequences together: batch x bound where all are equal, None where the host does not know it.
+        `tokens` is the number of all sequences together: batch x bound where all are equal, None where the host does not know it. `equal`:
+        whether the call is of the kind of equal lengths, which have no plan; by default if `tokens` says that they are equal. One sequence
+        is of that kind in any case.
         """
-        call = (batch, bound, q_len, tokens)
+        call = (batch, bound, q_len, tokens, equal)
         found = self._known.get(call)
         if found is None:
             if len(self._known) >= REMEMBERED:
                 self._known.clear()
-            found = self._known[call] = self._find(batch, bound, q_len, tokens)
+            bound, tokens, of_equal = _lengths(batch, bound, tokens, equal)
+            found = self._known[call] = self._find(batch, bound, q_len, tokens, equal=of_equal)
         return found
 
-    def _find(self, batch: int, bound: int, q_len: int, tokens: int | None) -> int:
+    def _find(self, batch: int, bound: int, q_len: int, tokens: int | None, *, equal: bool) -> int:
         if self._default is None:
             return self._launches[nearest(self._cells, coordinates(batch, bound, q_len, tokens, sustained=self._sustained))]
         exact = self._exact.get((batch, bound, q_len, tokens))
-        if exact is not None:
+        if exact is not None and equal == (tokens == batch * bound):
             return exact
-        equal = tokens == batch * bound
         call = (batch, _step(bound), q_len, None if tokens is None else _step(tokens), equal)
         found = self._rounded.get(call)
         if found is None:
             if len(self._rounded) >= REMEMBERED:
                 self._rounded.clear()
-            away = self._away(batch, bound, q_len, tokens)
+            away = self._away(batch, bound, q_len, tokens, equal=equal)
             closest = self._near(away)
             shape = (batch, round(_rounded(bound))) if equal else None
             found = self._rounded[call] = self._default if closest is None else self._least_loss(away, closest, shape)
@@ -115,18 +117,18 @@ class Dispatch:
 
     def cell(self, batch: int, bound: int, q_len: int = 1, tokens: int | None = None) -> int | None:
         """Index of the measured workload nearest to such a call; None where none is within REACH, and the plain schedule serves."""
-        return self._near(self._away(batch, bound, q_len, tokens))
+        bound, tokens, equal = _lengths(batch, bound, tokens)
+        return self._near(self._away(batch, bound, q_len, tokens, equal=equal))
 
-    def _away(self, batch: int, bound: int, q_len: int, tokens: int | None) -> list[tuple[float, bool]]:
+    def _away(self, batch: int, bound: int, q_len: int, tokens: int | None, *, equal: bool) -> list[tuple[float, bool]]:
         """Distance of each measured workload from a call, and whether it is near. Workloads of unequal lengths are infinitely far from a
         call of equal lengths if one of equal lengths is near, and the other way round.
         """
-        all_longest = tokens == batch * bound
         call = coordinates(batch, 1, q_len, sustained=self._sustained)
         most = call[0] + math.log2(_rounded(bound))
-        unequal = None if tokens is None else 0.0 if all_longest else max(0.0, most - math.log2(_rounded(tokens)))
+        unequal = None if tokens is None else 0.0 if tokens == batch * bound else max(0.0, most - math.log2(_rounded(tokens)))
         away = [_away(cell, call, most, unequal) for cell in self._cells]
-        of_kind = [(cell[3] == 0) == (all_longest or batch == 1) for cell in self._cells]
+        of_kind = [(cell[3] == 0) == equal for cell in self._cells]
         if any(near and same for (_, near), same in zip(away, of_kind, strict=True)):
             away = [one if same else (math.inf, False) for one, same in zip(away, of_kind, strict=True)]
         return away
@@ -173,6 +175,14 @@ def prefers_sustained(workloads: Sequence[AnyWorkload]) -> bool:
     """Whether most of the traffic, by weight, is under a sustained load. Shapes of matrices say nothing of it."""
     sustained = sum(work.weight for work in workloads if getattr(work, "load", "rested") == "sustained")
     return 2 * sustained > sum(work.weight for work in workloads)
+
+
+def _lengths(batch: int, bound: int, tokens: int | None, equal: bool | None = None) -> tuple[int, int | None, bool]:
+    """Bound and tokens of a call, and whether it is of the kind of equal lengths. The bound of one sequence is its number of tokens."""
+    if batch == 1:
+        length = bound if tokens is None else min(bound, tokens)
+        return length, length, True
+    return bound, tokens, tokens == batch * bound if equal is None else equal
 
 
 def _call_of(workload: Workload) -> tuple[int, int, int, int | None]:

@@ -129,6 +129,23 @@ def test_a_dispatch_table_decides_by_what_the_host_knows(places, spec):
         kernel.plan(cache, tokens=-1)
 
 
+def test_a_step_with_a_plan_follows_unequal_lengths_even_if_they_are_equal(places, spec):
+    """A promise decides, not what the host happens to know."""
+    wide = wanting(spec, (2, 32), (2, 4096))
+    cells = (Cell("2x512", 1, (3.0, 2.0), 2.0), Cell("2x100-1000", 0, (1.0, 2.0), 1.0))
+    Store(places).put(replace(naive_entry(wide, variants=2), dispatch=DispatchTable((), 0, (0, 1), cells)))
+    kernel = kvgen.get_kernel(wide)
+    planned, static = kernel._launches
+    cache = kernel.new_cache(BATCH, 1 << 16)
+    k = _tensors(spec, 500)
+    kernel.prefill(cache, k, k)
+    assert kernel.plan(cache).launch is static
+    assert kernel.plan(cache, uniform=False).launch is planned
+    cache.sequences.uniform = False
+    assert kernel.plan(cache).launch is planned
+    assert kernel.plan(cache, uniform=True).launch is static
+
+
 class Named:
     """In place of a compiled variant."""
 

@@ -43,3 +43,11 @@ def test_a_covering_set_compiles_without_spills(tmp_path: Path) -> None:
         kernels = result.resources.kernels
         found[name] = [kernel for kernel, used in kernels.items() if used.spill_bytes > (SPILLED if "planned" in kernel else 0)]
     assert found == {str(case): [] for case in KERNEL_CASES}
+
+
+@pytest.mark.parametrize(("case", "complemented"), [(KERNEL_CASES[1], True), (KernelCase("k8v8:vchannel", backend="tilelang"), False)])
+def test_one_instruction_masks_and_complements_the_codes_of_v(case: KernelCase, complemented: bool) -> None:
+    """Written out in C it takes two, a tenth of the instructions of the loop (docs/decisions/0003)."""
+    text = case.source().text
+    assert ("kvgen::ptx::not_and_or(" in text) == complemented
+    assert "(~words[" not in text

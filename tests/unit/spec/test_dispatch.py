@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -128,8 +129,30 @@ def test_workloads_of_the_calls_kind_decide_before_nearer_ones_of_the_other(batc
     found = Dispatch([equal, unequal], DEFAULT)
     assert found.launch(batch, 2500, tokens=batch * 2500) == 0
     assert found.launch(batch, 2500, tokens=batch * 2500 - 1) == 1
+    assert found.launch(batch, 2500, tokens=batch * 2500, equal=False) == 1, "equal lengths with a plan"
+    assert found.launch(batch, 2500, tokens=batch * 2500 - 1, equal=True) == 0
     assert found.launch(batch, 2500) == 0, "16K tokens are far from 2500"
     assert found.launch(batch, 9000) == 1
+    assert found.launch(batch, 2048, tokens=batch * 2048) == 0
+    assert found.launch(batch, 2048, tokens=batch * 2048, equal=False) == 1, "not even that of the very workload"
+
+
+def test_a_call_of_equal_lengths_follows_a_farther_workload_of_equal_lengths():
+    far, close = Measured(parse("8x16384"), 0, [(1, 1.5)]), Measured(parse("16x2048-24576"), 1, [(0, 1.5)])
+    found = Dispatch([far, close], DEFAULT)
+    assert found.launch(16, 8192, tokens=16 * 8192) == 0
+    assert found.cell(16, 8192, tokens=16 * 8192) == 0
+    assert found.launch(16, 8193, tokens=16 * 8192) == 1
+    assert found.cell(16, 8193, tokens=16 * 8192) == 1
+
+
+def test_the_model_of_waves_counts_for_one_sequence_though_its_tokens_are_not_known():
+    """Launch 0 has more heads than splits that run at once; between the two workloads its last wave is emptier than at them."""
+    even = Waves(heads=8, resident=132, ctas_per_sm=1, step_tokens=128, tile_bytes=17408)
+    cells = [Measured(parse(name), 0, [(1, 1.01)]) for name in ("1x1024", "1x4096")]
+    found = Dispatch(cells, DEFAULT, waves={0: replace(even, resident=7, most_waves=1), 1: even})
+    assert found.launch(1, 2324) == found.launch(1, 2324, tokens=2324) == 1
+    assert Dispatch(cells, DEFAULT).launch(1, 2324) == 0
 
 
 def test_where_nothing_of_the_calls_kind_is_near_the_other_decides():
