@@ -104,8 +104,8 @@ def _ctas(spec: KernelSpec, work: Workload, target: Target, short: bool) -> Iter
             yield {"ctas_per_sm": 4, "warps": 2}
         yield {"ctas_per_sm": 2, "warps": 4}
     elif kv_heads > sms and (spec.key.bits <= 4 or (q_tiles(spec) == 1 and visible <= FEW_TOKENS)):
-        narrow = spec.attention.head_dim * bits <= 512 and visible >= FEW_TOKENS and large_groups
-        yield {"ctas_per_sm": 2, "warps": 6 if narrow else 4}
+        boosted = spec.key.boost.fraction > 0 and visible >= FEW_TOKENS and large_groups
+        yield {"ctas_per_sm": 2, "warps": 6 if boosted else 4}
     else:
         yield {}
 
