@@ -34,13 +34,17 @@ class _Candidate(NamedTuple):
     found: Found
     entry: Entry
     distance: float
+    further: int
+    """Workloads that it was tuned for beside the requested ones."""
     other_device: bool
     place: int
 
     @property
-    def rank(self) -> tuple[bool, bool, float, int]:
-        """Order: what was tuned first, of that what was tuned on this device, then the nearest workloads, then the first store."""
-        return not self.entry.timings, self.other_device, self.distance, self.place
+    def rank(self) -> tuple[bool, bool, float, int, int]:
+        """Order: what was tuned first, of that what was tuned on this device, then the nearest workloads, then the first store, then what
+        was tuned for the fewest other workloads.
+        """
+        return not self.entry.timings, self.other_device, self.distance, self.place, self.further
 
 
 def select(
@@ -81,7 +85,8 @@ def select(
             if entry is None or problem is not None:
                 why.append(f"{one.label}: passed over: {problem}")
             else:
-                candidates.append(_Candidate(one, entry, _coverage(entry, wanted), not _same_device(entry, device), place))
+                further = len({launch.workload.key for launch in entry.launches} - {work.key for work in wanted})
+                candidates.append(_Candidate(one, entry, _coverage(entry, wanted), further, not _same_device(entry, device), place))
     ranked = sorted(candidates, key=lambda candidate: candidate.rank)
     selection = _choose(ranked, why, device) or _without_entry(spec, target, why)
     return selection._replace(cautions=(*selection.cautions, *unread))
@@ -224,4 +229,6 @@ def _behind(candidate: _Candidate, chosen: _Candidate) -> str:
         return f"{candidate.entry.made} on {candidate.entry.device.get('name')}"
     if candidate.distance > chosen.distance:
         return f"its workloads are {candidate.distance:.1f} doublings away"
-    return f"the {chosen.found.store} registry goes first"
+    if candidate.place > chosen.place:
+        return f"the {chosen.found.store} registry goes first"
+    return "it was tuned for more other workloads" if candidate.further > chosen.further else "its folder's name comes later"

@@ -67,6 +67,26 @@ def test_an_entry_must_cover_every_workload_to_be_exact(store, make_entry, spec)
     assert _select(_wanting(spec, (1, 8192), (1, 4096)), store).how == "nearest"
 
 
+def test_of_entries_that_cover_a_spec_the_one_of_the_fewest_other_workloads_serves(store, make_entry, spec):
+    """Wherever its folder stands: what was built for exactly these workloads is not hidden by what has them among others."""
+    whole, own = make_entry(((1, 4096), (8, 32768), (64, 512))), make_entry(((8, 32768),))
+    for entries in ((whole, own), (own, whole)):
+        for entry in entries:
+            store.put(entry)
+        selection = _select(_wanting(spec, (8, 32768)), store)
+        assert (selection.how, selection.entry) == ("exact", own)
+        assert any(line.endswith("not needed: it was tuned for more other workloads") for line in selection.why)
+    assert _select(_wanting(spec, (8, 32768), (64, 512)), store).entry == whole
+
+
+def test_the_first_store_outranks_an_entry_of_fewer_other_workloads(store, make_entry, spec, tmp_path):
+    whole, own = make_entry(((1, 4096), (8, 32768))), make_entry(((8, 32768),))
+    other = Store(tmp_path / "other", "packaged")
+    store.put(whole)
+    other.put(own)
+    assert _select(_wanting(spec, (8, 32768)), store, other).entry == whole
+
+
 def test_one_workload_may_be_asked_for(store, make_entry, spec):
     store.put(make_entry(((1, 4096), (1, 32768))))
     assert _select(spec, store, workload=Workload(batch=1, kv_len=32768)).how == "exact"
