@@ -33,7 +33,7 @@ from benchmarks.compiling import attend_usage, lower_all
 from benchmarks.gpu_measure import Caches, Runner, capture, make_caches, replayed
 from benchmarks.gpu_words import lengths_of, schedule_word, spec_of, workload_of
 from benchmarks.output import gpu_facts, of_gpu, write_rows
-from benchmarks.shape_cases import SHAPES, TARGET, Shape
+from benchmarks.shape_cases import SHAPES, TARGET, Shape, named
 from benchmarks.turns import take_turns
 from kvgen.bench.case import Case
 from kvgen.bench.torch_sdpa import cuda_providers
@@ -63,7 +63,7 @@ Task = tuple[Shape, Schedule, Source]
 def main() -> int:
     """Lower; then compile, measure, print, write. 1 where a case that was asked for has no row, or any kernel was wrong."""
     command = parser(__doc__)
-    command.add_argument("cases", nargs="*", help="parts of names; all by default")
+    command.add_argument("cases", nargs="*", help="names, or parts of names; all by default")
     command.add_argument("--backend", default=",".join(BACKENDS), help="one or both; both by default")
     add_rounds(command)
     command.add_argument("--no-torch", action="store_true")
@@ -72,7 +72,7 @@ def main() -> int:
     backends = options.backend.split(",")
     if unknown := set(backends) - set(BACKENDS):
         command.error(f"{min(unknown)!r} is no back end of a GPU; there are {' and '.join(BACKENDS)}")
-    shapes = [shape for shape in SHAPES if not options.cases or any(part in shape.name for part in options.cases)]
+    shapes = [shape for shape in SHAPES if not options.cases or any(named(shape, word, SHAPES) for word in options.cases)]
     started = time.monotonic()
     tasks, refused = lowered(shapes, backends)
     print(f"lowered {len(tasks)} schedules in {time.monotonic() - started:.0f} s, {refused} could not be", flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -222,3 +223,8 @@ SHAPES = (
     _shorter("group 7", "k4v4:h28/4", (*MANY_HEADS, "w4u4d1c2.noexact"), "64x8192"),  # as many heads
     _shorter("16 bits", "k16v16", ("w4u1d2", "w6u1d2", "w8u1d1", "w2u1d2c2")),
 )
+
+
+def named(shape: Shape, word: str, shapes: Sequence[Shape]) -> bool:
+    """Whether a word of the command line asks for a case: by its whole name, or by a part of it if no case has that name."""
+    return shape.name == word if any(one.name == word for one in shapes) else word in shape.name

@@ -12,7 +12,7 @@ import torch
 
 from benchmarks import gpu_shapes, output
 from benchmarks.gpu_measure import in_places
-from benchmarks.shape_cases import SHAPES, Shape
+from benchmarks.shape_cases import SHAPES, Shape, named
 from kvgen.errors import CompileError
 from kvgen.toolchain.pool import CompilePool
 from tests.support.naive import naive_artifact
@@ -94,3 +94,13 @@ def test_the_default_stands_beside_the_fastest_and_is_told_where_it_is_slow(caps
     assert capsys.readouterr().out == "plain cuda: the default takes 1.07 times the time of n128.w8u4d1\n"
     assert gpu_shapes.beside_default(row, None) == {**row, "default_us": "", "default_ratio": ""}
     assert "no time" in capsys.readouterr().out
+
+
+def test_a_whole_name_asks_for_one_case_and_a_part_for_all_that_contain_it() -> None:
+    def asked(word: str) -> set[str]:
+        return {shape.name for shape in SHAPES if named(shape, word, SHAPES)}
+
+    assert asked("2 bits") == {"2 bits"}
+    assert asked("kitty pro") == {"kitty pro"}
+    assert asked("ragged") == {shape.name for shape in SHAPES if "ragged" in shape.name} > {"ragged, one long"}
+    assert not asked("no such case")
