@@ -4,9 +4,9 @@
 
 Over the *cells* of a table, each rested one that has another one within a doubling is left out in turn, and the launch that the rest of
 the table gives for it is compared with the fastest one of the table there. Over the *points* between the cells, the same with the whole
-table and the rested rows that gpu_plane.py measured on the entry's GPU, if they are of the launches that ship. Three rules, each among
-the workloads of the call's kind (docs/decisions/0044): the launch that serves the nearest cell, the least mean loss, and the least mean
-loss with the model of waves, which `kvgen/spec/dispatch.py` has.
+table and the rested rows that gpu_plane.py measured on the entry's GPU, if they are of the launches that ship. The rules: the launch that
+serves the nearest cell; the least mean loss; the least mean loss with the model of waves, which `kvgen/spec/dispatch.py` has; the same with
+u = .5, as docs/decisions/0037 had it. All of them are among the workloads of the call's kind. The last one is among both kinds.
 
 Writes dispatch_rule.csv to $OUT or benchmarks/results, and prints it.
 """
@@ -28,7 +28,7 @@ from benchmarks.output import folder, write_csv
 from kvgen.registry import packaged_store
 from kvgen.registry.dispatch import DispatchTable
 from kvgen.registry.entry import Entry
-from kvgen.spec.dispatch import Dispatch, Measured
+from kvgen.spec.dispatch import UNFILLED, Dispatch, Measured
 from kvgen.spec.distance import mean_length
 from kvgen.spec.waves import Waves
 
@@ -38,16 +38,33 @@ Rule = Callable[[Sequence[Measured]], Dispatch]
 """A look-up over measured workloads."""
 
 
+class HalfUnfilled(Dispatch):
+    """A look-up that counts half of what the model of waves says."""
+
+    def _unfilled(self, launch: int, shape: tuple[int, int]) -> float:
+        return super()._unfilled(launch, shape) * 0.5 / UNFILLED
+
+
+class BothKinds(HalfUnfilled):
+    """A look-up in which workloads of equal and of unequal lengths count alike, too."""
+
+    def _away(self, batch: int, bound: int, q_len: int, tokens: int | None, *, equal: bool) -> list[tuple[float, bool]]:
+        del equal
+        return self._distances(batch, bound, q_len, tokens)
+
+
 def rules(table: DispatchTable) -> dict[str, Rule]:
     """The rules that are compared, by name."""
 
-    def least_loss(measured: Sequence[Measured], waves: Mapping[int, Waves] | None = None) -> Dispatch:
-        return Dispatch(measured, table.default, waves=waves)
+    def least_loss(measured: Sequence[Measured], waves: Mapping[int, Waves] | None = None, look_up: type[Dispatch] = Dispatch) -> Dispatch:
+        return look_up(measured, table.default, waves=waves)
 
     return {
         "nearest cell": lambda measured: least_loss([one._replace(losses=()) for one in measured]),
         "least mean loss": least_loss,
         "with waves": lambda measured: least_loss(measured, table.filling),
+        "with waves, u = .5": lambda measured: least_loss(measured, table.filling, HalfUnfilled),
+        "u = .5, both kinds": lambda measured: least_loss(measured, table.filling, BothKinds),
     }
 
 
@@ -110,7 +127,7 @@ def main() -> int:
     found = [row for entry in entries for row in compared(entry, measured)]
     for row in found:
         where, worst = f"{row['number']:4} {row['over']:7}", f"worst {row['worst_regret']:.3f} ({row['worst_at']})"
-        print(f"{row['entry']:20}{row['device']:24}{row['rule']:16} at {where} {worst}, geometric mean {row['geometric_mean']:.4f}")
+        print(f"{row['entry']:20}{row['device']:24}{row['rule']:20} at {where} {worst}, geometric mean {row['geometric_mean']:.4f}")
     write_csv(folder() / "dispatch_rule.csv", found)
     return 0
 

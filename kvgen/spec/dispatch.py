@@ -121,17 +121,21 @@ class Dispatch:
         return self._near(self._away(batch, bound, q_len, tokens, equal=equal))
 
     def _away(self, batch: int, bound: int, q_len: int, tokens: int | None, *, equal: bool) -> list[tuple[float, bool]]:
-        """Distance of each measured workload from a call, and whether it is near. Workloads of unequal lengths are infinitely far from a
-        call of equal lengths if one of equal lengths is near, and the other way round.
+        """`_distances`, where workloads of unequal lengths are infinitely far from a call of equal lengths if one of equal lengths is near,
+        and the other way round.
         """
-        call = coordinates(batch, 1, q_len, sustained=self._sustained)
-        most = call[0] + math.log2(_rounded(bound))
-        unequal = None if tokens is None else 0.0 if tokens == batch * bound else max(0.0, most - math.log2(_rounded(tokens)))
-        away = [_away(cell, call, most, unequal) for cell in self._cells]
+        away = self._distances(batch, bound, q_len, tokens)
         of_kind = [(cell[3] == 0) == equal for cell in self._cells]
         if any(near and same for (_, near), same in zip(away, of_kind, strict=True)):
             away = [one if same else (math.inf, False) for one, same in zip(away, of_kind, strict=True)]
         return away
+
+    def _distances(self, batch: int, bound: int, q_len: int, tokens: int | None) -> list[tuple[float, bool]]:
+        """Distance of each measured workload from a call, and whether it is near."""
+        call = coordinates(batch, 1, q_len, sustained=self._sustained)
+        most = call[0] + math.log2(_rounded(bound))
+        unequal = None if tokens is None else 0.0 if tokens == batch * bound else max(0.0, most - math.log2(_rounded(tokens)))
+        return [_away(cell, call, most, unequal) for cell in self._cells]
 
     @staticmethod
     def _near(away: Sequence[tuple[float, bool]]) -> int | None:
