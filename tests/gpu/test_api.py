@@ -17,6 +17,7 @@ from kvgen.registry.entry import Entry
 from kvgen.registry.store import Store
 from kvgen.spec import KernelSpec, load_spec
 from kvgen.spec.target import resolve
+from kvgen.spec.timing import Timing
 from kvgen.toolchain import build
 from tests.gpu.oracle import attend, contents
 
@@ -77,7 +78,8 @@ def test_a_registered_entry_is_found_without_compiling(registry, spec, monkeypat
     backend = next(backend for backend in backends_for(target) if backend.unsupported(spec, target) is None)
     schedule = backend.default(spec, target)
     source = backend.lower(spec, schedule, target)
-    entry = Entry.of(spec, target, [(spec.workloads[0], schedule, source, build(source))], device=here(target))
+    work = spec.workloads[0]
+    entry = Entry.of(spec, target, [(work, schedule, source, build(source))], device=here(target), timings=(Timing(work, 10.0),))
     registry.put(entry)
     monkeypatch.setattr("kvgen.toolchain.compile.run_compiler", None)
     kernel = kvgen.get_kernel(spec)

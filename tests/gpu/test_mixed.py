@@ -19,6 +19,7 @@ from kvgen.registry.store import Store
 from kvgen.runtime.kvcache import KVCache
 from kvgen.spec import KernelSpec, Workload, load_spec
 from kvgen.spec.target import resolve
+from kvgen.spec.timing import Timing
 from kvgen.toolchain import build
 from tests.gpu.oracle import attend, contents
 
@@ -58,7 +59,8 @@ def kernel(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
         layouts.add(schedule.layout)
         launches.append((work, schedule, source, build(source)))
     assert len(layouts) == 1
-    Store(tmp_path / "REGISTRY").put(Entry.of(spec, target, launches, device=here(target)))
+    timings = tuple(Timing(work, 10.0) for work in spec.workloads)  # without times, tuned entries that ship would come first
+    Store(tmp_path / "REGISTRY").put(Entry.of(spec, target, launches, device=here(target), timings=timings))
     forget()
     yield kvgen.get_kernel(spec)
     forget()

@@ -146,7 +146,7 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "plan-warps", "planned-batch", "heads of the first 32 sequences do not count for where those that follow begin",
-            " + (warp > 0 ? warps[i][warp - 1] : 0)", "",
+            "__reduce_add_sync(~0u, lane < warp ? other : 0)", "0",
         ),
         (
             "plan-chunk", "planned-many", "work tiles of sequences from the 1,025th on lie over those of the first",

@@ -108,11 +108,10 @@ FAULTS: tuple[Fault, ...] = (
     *_without(
         CTA,
         "schedule/plan_kernel",
-        ("sums-warps", "all", "sums over warps are made before all warps have stored theirs", "~;\n    if (warp < 2)"),
-        ("sums-again", "all", "the next sums are stored while other warps read these", "total[i] = warps[i][31];\n    ~;"),
-        ("plan-read", "planned", "ranges are counted of sequences that other threads have not read yet", "~;\n  return totals;"),
+        ("sums-warps", "all", "sums over warps are made before all warps have stored theirs", "~;\n    // Every warp adds"),
+        ("plan-read", "planned", "ranges are counted of sequences that other threads have not read yet", "sums.total[1] >> 16;\n    ~;"),
         ("plan-counted", "planned", "the ranges that warps count are added before all have counted", "[lane] = ranges;\n  ~;"),
-        ("plan-laid-out", "all", "work tiles are written before all positions are known", "positions += sums.total[0];\n  }\n  ~;"),
+        ("plan-laid-out", "all", "work tiles are written before all positions are known", "positions += sums.total[0];\n    ~;"),
     ),
     *_without(
         CTA,

@@ -23,6 +23,8 @@ CALLS = """
 #include "kvgen/host/launch.cuh"
 using namespace kvgen;
 PlanShape shape_of(const int* n) { return {n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8], n[9], n[10], n[11]}; }
+extern "C" int quotient(int dividend, int divisor) { return dividend / Divisor(divisor); }
+extern "C" int remainder_of(int dividend, int divisor) { return dividend % Divisor(divisor); }
 extern "C" int64_t size(const int* numbers) { return shape_of(numbers).size(); }
 extern "C" bool host_plan(const int* numbers, const int* lengths, int limit, bool skip_empty, int* plan) {
   return make_plan(shape_of(numbers), lengths, limit, skip_empty, plan);
@@ -62,6 +64,10 @@ class Planner:
     def __init__(self, folder: Path) -> None:
         self._library = ctypes.CDLL(str(library(CALLS, folder)))
         self._library.size.restype, self._library.host_plan.restype = ctypes.c_int64, ctypes.c_bool
+
+    def divided(self, dividend: int, divisor: int) -> tuple[int, int]:
+        """Quotient and remainder of a division by a `Divisor`."""
+        return int(self._library.quotient(dividend, divisor)), int(self._library.remainder_of(dividend, divisor))
 
     def size(self, shape: PlanShape) -> int:
         """int32 of a plan."""

@@ -75,6 +75,21 @@ def test_a_plan_of_many_sequences_with_ranges_of_their_own(planner: Planner) -> 
     assert differences(planner, shape, lengths, NO_LIMIT, False) == []
 
 
+def test_divisors_divide(planner: Planner) -> None:
+    """Every dividend of an int, with quotients and remainders at their ends."""
+    most = 2**31 - 1
+
+    @settings(max_examples=500, deadline=None, database=None)
+    @given(st.one_of(st.integers(1, 5000), st.integers(1, most)), st.data())
+    def check(divisor: int, data: st.DataObject) -> None:
+        times = data.draw(st.integers(0, most // divisor))
+        for dividend in (times * divisor - 1, times * divisor, data.draw(st.integers(0, most)), most):
+            if dividend >= 0:
+                assert planner.divided(dividend, divisor) == divmod(dividend, divisor)
+
+    check()
+
+
 def test_work_is_shared_equally_and_every_tile_is_had_once(planner: Planner) -> None:
     lengths = unlike(40)
     shape = PlanShape(len(lengths), 2, 66, 64, 128, 13, 8)

@@ -139,7 +139,7 @@ def test_a_fault_is_where_it_is_declared(fault: Fault) -> None:
 
 def test_a_barrier_that_is_missing_in_a_kernel_is_reported() -> None:
     """The plan's numbers are right, because the emulator happens to run the threads in their order."""
-    fault = next(fault for fault in FAULTS if fault.name == "sums-again")
+    fault = next(fault for fault in FAULTS if fault.name == "sums-warps")
     answer = judge_here(fault.name)
     assert case_of(fault) == ("plan", "all")
     assert answer["wrong"] == ""

@@ -31,17 +31,17 @@ struct WorkRange {
 // The inputs of a plan besides the lengths.
 struct PlanShape {
   int batch = 0;
-  int heads = 0;  // of a sequence: KV heads or, where their runs of query rows have work tiles of their own, runs of all KV heads
-  int workers = 0;
-  int tile_tokens = 0;    // tokens of a KV tile; tile t of a head holds the packed tokens from t * tile_tokens on, counted after the sink
-  int block_tokens = 0;   // tokens of a packed block: tokens that no block holds are in no KV tile
-  int head_cost = 0;      // in KV tiles
-  int least_tiles = 0;    // least length of a range
-  int window = 0;         // tokens of the sliding window; 0: none
-  int q_len = 0;          // query tokens of the step
-  int fresh = 0;          // tokens that the step appends: q_len for decode, 0 for attend
-  int unpacked = 0;       // sink and local tokens (ResidualRows::kUnpacked), which are never in a packed block
-  int tile_residual = 0;  // unquantized tokens that have as many bytes as a KV tile; 0: they do not count
+  Divisor heads = 0;  // of a sequence: KV heads or, where their runs of query rows have work tiles of their own, runs of all KV heads
+  Divisor workers = 0;
+  Divisor tile_tokens = 0;    // tokens of a KV tile; tile t of a head holds the packed tokens from t * tile_tokens on, after the sink
+  Divisor block_tokens = 0;   // tokens of a packed block: tokens that no block holds are in no KV tile
+  int head_cost = 0;          // in KV tiles
+  Divisor least_tiles = 0;    // least length of a range
+  int window = 0;             // tokens of the sliding window; 0: none
+  int q_len = 0;              // query tokens of the step
+  int fresh = 0;              // tokens that the step appends: q_len for decode, 0 for attend
+  int unpacked = 0;           // sink and local tokens (ResidualRows::kUnpacked), which are never in a packed block
+  Divisor tile_residual = 0;  // unquantized tokens that have as many bytes as a KV tile; 0: they do not count
 
   // Tokens of a sequence that are packed.
   KVGEN_HOST_DEVICE int packed(int length) const { return length > unpacked ? (length - unpacked) / block_tokens * block_tokens : 0; }
@@ -61,7 +61,7 @@ struct PlanShape {
   // Positions of a range, in a row of `total`.
   KVGEN_HOST_DEVICE int range_length(int total) const {
     const int each = (total + workers - 1) / workers;
-    return each > least_tiles ? each : least_tiles;
+    return each > least_tiles ? each : int{least_tiles};
   }
   // The row of `number` heads with shared ranges. `loads` is the sum of what there is to read of them.
   KVGEN_HOST_DEVICE Row shared_row(int number, int loads) const {

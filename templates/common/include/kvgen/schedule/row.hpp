@@ -1,11 +1,6 @@
 // The row of KV tiles of a plan, and the ranges that it is cut into (kvgen/schedule/plan.hpp makes a plan of them).
 #pragma once
-
-#ifdef __CUDACC__
-#define KVGEN_HOST_DEVICE __host__ __device__ __forceinline__
-#else
-#define KVGEN_HOST_DEVICE inline
-#endif
+#include "kvgen/schedule/divisor.hpp"
 
 namespace kvgen {
 

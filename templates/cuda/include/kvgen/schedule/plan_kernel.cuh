@@ -26,7 +26,7 @@ __device__ __forceinline__ int inclusive_sum(int mine, int lane) {
   return mine;
 }
 
-// Exclusive prefix sums over the CTA of two numbers per thread, and their totals.
+// Exclusive prefix sums over the CTA of two numbers per thread, and their totals. A CTA barrier must lie between two of them.
 struct BlockSums {
   int before[2], total[2];
 
@@ -40,11 +40,12 @@ struct BlockSums {
       if (lane == 31) warps[i][warp] = upto[i];
     }
     __syncthreads();
-    if (warp < 2) warps[warp][lane] = inclusive_sum(lane < static_cast<int>(blockDim.x) / 32 ? warps[warp][lane] : 0, lane);
-    __syncthreads();
+    // Every warp adds up the sums of all warps, which takes less time than a second barrier behind one warp that does.
 #pragma unroll
-    for (int i = 0; i < 2; ++i) before[i] = upto[i] - mine[i] + (warp > 0 ? warps[i][warp - 1] : 0), total[i] = warps[i][31];
-    __syncthreads();
+    for (int i = 0; i < 2; ++i) {
+      const int other = lane < static_cast<int>(blockDim.x) / 32 ? warps[i][lane] : 0;
+      before[i] = upto[i] - mine[i] + __reduce_add_sync(~0u, lane < warp ? other : 0), total[i] = __reduce_add_sync(~0u, other);
+    }
   }
 };
 
@@ -89,9 +90,9 @@ __device__ inline PlanTotals read_sequences(const PlanArgs& args, PlanShared& sh
       if (writes && step == SequenceStep::overflows && args.overflow) *args.overflow = 1;
     }
     totals.loads += sums.total[0], totals.heads += (sums.total[1] & 0xffff) * shape.heads, empty += sums.total[1] >> 16;
+    __syncthreads();
   }
   if (writes && threadIdx.x == 0) shape.begin(args.plan, empty, totals.heads);
-  __syncthreads();
   return totals;
 }
 
@@ -124,8 +125,8 @@ __device__ inline void place_own_ranges(const PlanShape& shape, const Row& row, 
     const BlockSums sums(works ? shape.heads * row.positions(shared.sequences[b].load) : 0, 0, shared.warps);
     if (works) shared.sequences[b].at = positions + sums.before[0];
     positions += sums.total[0];
+    __syncthreads();
   }
-  __syncthreads();
 }
 
 // The positions that stand for the residual of the head before the first one of sequence `b`.
@@ -135,21 +136,21 @@ __device__ inline int gap_before(const Row& row, const PlanShared& shared, int b
   return 0;
 }
 
-// Writes the work tiles of all heads. A group of `lanes` threads shares a head; each thread writes the work tiles of some of its ranges.
+// Writes the work tiles of all heads. A group of 2^shift threads shares a head; each thread writes the work tiles of some of its ranges.
 __device__ inline void write_work_tiles(const PlanArgs& args, const Row& row, const PlanShared& shared) {
   const PlanShape& shape = args.shape;
   const int heads = shape.batch * shape.heads;
   const int threads = static_cast<int>(gridDim.x * blockDim.x), thread = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
-  int lanes = 1;
-  while (lanes < 32 && 2 * lanes * heads <= threads) lanes *= 2;
-  for (int i = thread / lanes; i < heads; i += threads / lanes) {
+  int shift = 0;
+  while (shift < 5 && heads << (shift + 1) <= threads) ++shift;
+  for (int i = thread >> shift; i < heads; i += threads >> shift) {
     const int b = i / shape.heads, head = i % shape.heads;
     const PlannedSequence sequence = shared.sequences[b];
     if (sequence.length < 0) continue;
     const int at = sequence.at + head * row.positions(sequence.load);
     const int gap = head > 0 ? row.gap(sequence.load) : gap_before(row, shared, b);
     const HeadRange range(row, sequence.number + head, at, gap, sequence.load);
-    range.write(shape, row, args.plan, b, head, sequence.length, thread % lanes, lanes);
+    range.write(shape, row, args.plan, b, head, sequence.length, thread & ((1 << shift) - 1), 1 << shift);
   }
 }
 
