@@ -8,7 +8,7 @@
 
 namespace kvgen {
 
-enum class Copy { cp_async, bulk_stage, bulk_tile };    // bulk copies are 1-D, one per stage or one per KV tile
+enum class Copy { cp_async, bulk_stage, bulk_tile, registers };  // bulk copies are 1-D, one per stage or one per KV tile
 enum class Reduction { last_cta, two_level, cluster };  // of the splits of a head
 
 // The schedule as the static kernel runs it.
@@ -23,7 +23,7 @@ struct Static : Schedule_ {
 template <class Schedule_>
 struct Planned : Schedule_ {
   using Memory = typename Schedule_::PlannedMemory;
-  static constexpr Copy kCopy = Copy::cp_async;
+  static constexpr Copy kCopy = Schedule_::kCopy == Copy::registers ? Copy::registers : Copy::cp_async;
   static constexpr Reduction kReduction = Reduction::last_cta;
   static constexpr int kReducedHeads = 2;  // its first and its last head, reduced at the same time
 };

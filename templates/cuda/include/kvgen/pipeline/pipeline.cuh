@@ -4,8 +4,11 @@
 
 namespace kvgen {
 
+template <class Traits, bool kDirect = Traits::kCopy == Copy::registers>
+struct Pipeline;
+
 template <class Traits>
-struct Pipeline {
+struct Pipeline<Traits, false> {
   Ring<Traits> ring;
   KvTiles<Traits> tiles;
   TileAddress upcoming;
@@ -53,3 +56,5 @@ struct Pipeline {
 };
 
 }  // namespace kvgen
+
+#include "kvgen/pipeline/direct.cuh"
