@@ -102,7 +102,7 @@ struct Traits : Schedule {
   // Sub-tiles that go through the softmax together: they share one overflow test, and independent work hides latency. With one KV tile in
   // flight a step is at most half a tile, so that the other half is in flight. More query rows leave registers for fewer sub-tiles.
   static constexpr bool kShortSteps = (kQTiles == 2 || kValuePerChannel) && Schedule::kTileSubtiles * Schedule::kTilesInFlight < 4;
-  static constexpr int kMaxStepSubtiles = kQTiles + kValuePerChannel > 2 || kShortSteps   ? 1
+  static constexpr int kMaxStepSubtiles = kQTiles + kValuePerChannel > 2 || kShortSteps || Schedule::kCopy == Copy::registers ? 1
                                           : kQTiles == 2 || Schedule::kTilesInFlight == 1 ? 2
                                                                                           : 4;
   static constexpr int kStepSubtiles = Schedule::kTileSubtiles % 2 ? 1 : std::min(kMaxStepSubtiles, Schedule::kTileSubtiles % 4 ? 2 : 4);
