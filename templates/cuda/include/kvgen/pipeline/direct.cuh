@@ -60,6 +60,14 @@ struct Pipeline<Traits, true> {
       }
     tiles.step();
     upcoming = tiles.initial(1);
+    prefetch(upcoming);
+    prefetch(tiles.later());
+  }
+  // Loads into registers are too few to hide the latency of memory, so a tile comes to L2 before.
+  __device__ __forceinline__ void prefetch(const TileAddress& tile) const {
+#if KVGEN_SM90
+    if (lane == 0 && tile.exists) ptx::prefetch_bulk(tile.subtiles, Traits::kTileBytes);
+#endif
   }
   // Stores the params of the step at sub-tile `sub` where the warp reads them.
   __device__ __forceinline__ void publish(int sub) {
@@ -85,6 +93,7 @@ struct Pipeline<Traits, true> {
     current = upcoming;
     tiles.step();
     upcoming = tiles.next();
+    prefetch(tiles.later());
   }
 };
 
