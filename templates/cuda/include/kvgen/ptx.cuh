@@ -121,24 +121,6 @@ __device__ __forceinline__ void store_shared16(uint32_t address, const float (&v
   asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(address), "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]) : "memory");
 }
 
-__device__ __forceinline__ void store_shared16(uint32_t address, const uint4& v) {
-  asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
-}
-__device__ __forceinline__ void store_shared4(uint32_t address, uint32_t v) {
-  asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(v) : "memory");
-}
-// Loads of codes, which are read once.
-__device__ __forceinline__ uint4 load_codes16(const uint8_t* from) {
-  uint4 v;
-  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from));
-  return v;
-}
-__device__ __forceinline__ uint32_t load_codes4(const uint8_t* from) {
-  uint32_t v;
-  asm volatile("ld.global.L1::no_allocate.u32 %0, [%1];" : "=r"(v) : "l"(from));
-  return v;
-}
-
 // --- asynchronous copies ---------------------------------------------------------------------------------------------
 
 __device__ __forceinline__ void copy_async16(uint32_t shared, const void* global) {

@@ -144,10 +144,10 @@ struct LoopQuery {
 
 // Attends to kStepSubtiles sub-tiles of the KV tile in `slot`, from the `sub`-th on, which is at `position`. `before(s)` waits for the s-th
 // of them; `after(s)` runs when no instruction reads it any more.
-template <class Traits, bool kMasked, class Pipeline, class Before, class Between, class After>
-__device__ __forceinline__ void attend_subtiles(const Shared<Traits>& shared, Pipeline& pipeline, uint32_t slot, int sub, const LoopQuery<Traits>& query,
+template <class Traits, bool kMasked, class Before, class After>
+__device__ __forceinline__ void attend_subtiles(const Shared<Traits>& shared, uint32_t slot, int sub, const LoopQuery<Traits>& query,
                                                 int position, const PackedMask<Traits>& mask, int lane,
-                                                State<Traits> (&state)[Traits::kQTiles], Before&& before, Between&& between, After&& after) {
+                                                State<Traits> (&state)[Traits::kQTiles], Before&& before, After&& after) {
   using Format = typename Traits::Format;
   constexpr int kStepSubtiles = Traits::kStepSubtiles;
   const uint32_t subtile = slot + Traits::kTileHeaderBytes + sub * Traits::kSubtileStride;
@@ -156,17 +156,10 @@ __device__ __forceinline__ void attend_subtiles(const Shared<Traits>& shared, Pi
 #pragma unroll
   for (int s = 0; s < kStepSubtiles; ++s) {
     before(s);
-    const auto multiply = [&](const auto& codes) {
-      if constexpr (Traits::kIntegerKeys)
-        multiply_integer_keys<Traits>(codes, lane, query.tile.fragments[0][0], products[s][0]);
-      else
-        multiply_keys<Traits>(subtile + s * Traits::kSubtileStride, codes, lane, query.tile.fragments, query.tile.boost, products[s]);
-    };
-    if constexpr (Traits::kCopy == Copy::registers)
-      multiply(pipeline.codes.key[s]);
+    if constexpr (Traits::kIntegerKeys)
+      multiply_integer_keys<Traits>(subtile + s * Traits::kSubtileStride, lane, query.tile.fragments[0][0], products[s][0]);
     else
-      multiply(subtile + s * Traits::kSubtileStride + Format::kKeyCodes);
-    between(s);
+      multiply_keys<Traits>(subtile + s * Traits::kSubtileStride, lane, query.tile.fragments, query.tile.boost, products[s]);
     load_value_params<Traits>(subtile + s * Traits::kSubtileStride + Format::kValueTokenParams, lane, params[s]);
   }
   Weights<Traits> weights[Traits::kQTiles][kStepSubtiles];
@@ -183,13 +176,8 @@ __device__ __forceinline__ void attend_subtiles(const Shared<Traits>& shared, Pi
   }
 #pragma unroll
   for (int s = 0; s < kStepSubtiles; ++s) {
-    const auto multiply = [&](const auto& codes) {
-      multiply_values<Traits>(codes, slot + Traits::KeyChannelParams::kBytes, (sub + s) * 32, lane, weights, s, state);
-    };
-    if constexpr (Traits::kCopy == Copy::registers)
-      multiply(pipeline.codes.value[s]);
-    else
-      multiply(subtile + s * Traits::kSubtileStride + Format::kValueCodes);
+    multiply_values<Traits>(subtile + s * Traits::kSubtileStride + Format::kValueCodes, slot + Traits::KeyChannelParams::kBytes,
+                            (sub + s) * 32, lane, weights, s, state);
     after(s);
   }
 }
@@ -203,23 +191,15 @@ __device__ __forceinline__ int run_tiles(const Shared<Traits>& shared, Pipeline&
     const uint32_t slot = pipeline.ring.slot(pipeline.slot);
 #pragma unroll
     for (int sub = 0; sub < Traits::kTileSubtiles; sub += Traits::kStepSubtiles) {
-      if constexpr (Traits::kCopy == Copy::registers) pipeline.publish(sub);
       const auto before = [&](int s) {
-        if constexpr (Traits::kCopy != Copy::registers)
         if ((sub + s) % Traits::kStageSubtiles == 0) pipeline.ring.wait(pipeline.slot, (sub + s) / Traits::kStageSubtiles);
         if constexpr (Traits::kKeyPerChannel) scale_query<Traits>(shared, slot, (sub + s) * 32, lane, query.tile);
       };
-      const auto between = [&](int s) {
-        if constexpr (Traits::kCopy == Copy::registers)
-          if (const uint8_t* next = pipeline.after(sub, s)) pipeline.codes.load_keys(next, s);
-      };
       const auto after = [&](int s) {
-        if constexpr (Traits::kCopy == Copy::registers) {
-          if (const uint8_t* next = pipeline.after(sub, s)) pipeline.codes.load_values(next, s, lane);
-        } else if ((sub + s + 1) % Traits::kStageSubtiles == 0) pipeline.release((sub + s) / Traits::kStageSubtiles);
+        if ((sub + s + 1) % Traits::kStageSubtiles == 0) pipeline.release((sub + s) / Traits::kStageSubtiles);
       };
       const int position = Traits::Format::ResidualRows::kSink + tile * Traits::kTileTokens + sub * 32;
-      attend_subtiles<Traits, kMasked>(shared, pipeline, slot, sub, query, position, mask, lane, state, before, between, after);
+      attend_subtiles<Traits, kMasked>(shared, slot, sub, query, position, mask, lane, state, before, after);
     }
     pipeline.step();
   }

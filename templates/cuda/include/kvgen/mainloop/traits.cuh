@@ -8,7 +8,7 @@
 
 namespace kvgen {
 
-enum class Copy { cp_async, bulk_stage, bulk_tile, registers };  // bulk copies are 1-D, one per stage or one per KV tile
+enum class Copy { cp_async, bulk_stage, bulk_tile };    // bulk copies are 1-D, one per stage or one per KV tile
 enum class Reduction { last_cta, two_level, cluster };  // of the splits of a head
 
 // The schedule as the static kernel runs it.
@@ -23,7 +23,7 @@ struct Static : Schedule_ {
 template <class Schedule_>
 struct Planned : Schedule_ {
   using Memory = typename Schedule_::PlannedMemory;
-  static constexpr Copy kCopy = Schedule_::kCopy == Copy::registers ? Copy::registers : Copy::cp_async;
+  static constexpr Copy kCopy = Copy::cp_async;
   static constexpr Reduction kReduction = Reduction::last_cta;
   static constexpr int kReducedHeads = 2;  // its first and its last head, reduced at the same time
 };
@@ -102,7 +102,7 @@ struct Traits : Schedule {
   // Sub-tiles that go through the softmax together: they share one overflow test, and independent work hides latency. With one KV tile in
   // flight a step is at most half a tile, so that the other half is in flight. More query rows leave registers for fewer sub-tiles.
   static constexpr bool kShortSteps = (kQTiles == 2 || kValuePerChannel) && Schedule::kTileSubtiles * Schedule::kTilesInFlight < 4;
-  static constexpr int kMaxStepSubtiles = kQTiles + kValuePerChannel > 2 || kShortSteps || Schedule::kCopy == Copy::registers ? 1
+  static constexpr int kMaxStepSubtiles = kQTiles + kValuePerChannel > 2 || kShortSteps   ? 1
                                           : kQTiles == 2 || Schedule::kTilesInFlight == 1 ? 2
                                                                                           : 4;
   static constexpr int kStepSubtiles = Schedule::kTileSubtiles % 2 ? 1 : std::min(kMaxStepSubtiles, Schedule::kTileSubtiles % 4 ? 2 : 4);

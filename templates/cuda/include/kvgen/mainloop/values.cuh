@@ -15,8 +15,8 @@ __device__ __forceinline__ float (&code_sums(State<Traits>& state))[Traits::kRow
 }
 
 // Adds weights * V's codes to the accumulators, for the sub-tile at `token` of its KV tile. `params`: the tile's channel params of V.
-template <class Traits, int kStepSubtiles, class Codes>
-__device__ __forceinline__ void multiply_values(const Codes& codes, uint32_t params, int token, int lane,
+template <class Traits, int kStepSubtiles>
+__device__ __forceinline__ void multiply_values(uint32_t codes, uint32_t params, int token, int lane,
                                                 const Weights<Traits> (&weights)[Traits::kQTiles][kStepSubtiles], int s,
                                                 State<Traits> (&state)[Traits::kQTiles]) {
   constexpr int kBits = Traits::Value::kBits;

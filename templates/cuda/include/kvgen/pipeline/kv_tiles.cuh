@@ -133,11 +133,6 @@ struct KvTiles {
     if constexpr (Traits::kPaged) page = pages.next(addresses.lane);
     return at(page);
   }
-  // The tile after the one that `step` went to. For contiguous caches.
-  __device__ __forceinline__ TileAddress later() const {
-    const int at = tile + addresses.stride;
-    return at < end ? addresses.address(*args, at, 0, length) : TileAddress{};
-  }
   // Copies the block-table entry of a later tile, when the first stage of this one is filled.
   __device__ __forceinline__ void prefetch_page() {
     if constexpr (Traits::kPaged) pages.request(addresses, tile, end, length);

@@ -4,11 +4,8 @@
 
 namespace kvgen {
 
-template <class Traits, bool kDirect = Traits::kCopy == Copy::registers>
-struct Pipeline;
-
 template <class Traits>
-struct Pipeline<Traits, false> {
+struct Pipeline {
   Ring<Traits> ring;
   KvTiles<Traits> tiles;
   TileAddress upcoming;
@@ -56,5 +53,3 @@ struct Pipeline<Traits, false> {
 };
 
 }  // namespace kvgen
-
-#include "kvgen/pipeline/direct.cuh"

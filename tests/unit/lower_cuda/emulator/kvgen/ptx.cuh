@@ -99,8 +99,6 @@ __forceinline__ T load_shared(uint32_t address) {
   return value;
 }
 __forceinline__ uint4 load_shared16(uint32_t address) { return load_shared<uint4>(address); }
-inline uint4 load_codes16(const uint8_t* from) { return *reinterpret_cast<const uint4*>(from); }
-inline uint32_t load_codes4(const uint8_t* from) { return *reinterpret_cast<const uint32_t*>(from); }
 __forceinline__ uint2 load_shared8(uint32_t address) { return load_shared<uint2>(address); }
 __forceinline__ uint32_t load_shared4(uint32_t address) { return load_shared<uint32_t>(address); }
 __forceinline__ uint32_t load_shared2(uint32_t address) { return load_shared<uint16_t>(address); }
@@ -110,16 +108,6 @@ __forceinline__ void store_shared16(uint32_t address, const T (&v)[4]) {
   checker::access(emulator::shared + address, 16, checker::kWrite);
   const checker::Quiet quiet;
   std::memcpy(emulator::shared + address, v, 16);
-}
-
-inline void store_shared16(uint32_t address, const uint4& v) {
-  const uint32_t words[4] = {v.x, v.y, v.z, v.w};
-  store_shared16(address, words);
-}
-inline void store_shared4(uint32_t address, uint32_t v) {
-  checker::access(emulator::shared + address, 4, checker::kWrite);
-  const checker::Quiet quiet;
-  std::memcpy(emulator::shared + address, &v, 4);
 }
 
 template <int kBytes>
