@@ -42,8 +42,9 @@ SHORT_HEADS = (
 )
 SIXTEEN_ROWS = ("w8u4d1.cl2", "w8u4d1", "w8u2d1.cl2", "w8u4d1.cl2.noexact", "w8u2d1.cl2.noexact", "w8u4d1.noexact")
 MANY_ROWS = ("w8u4d1", "w8u4d1.cl2", "w8u2d1.cl2", "w4u2d2", "w8u4d1.noexact", "w8u2d1.noexact", "w8u2d1.cl2.noexact", "w4u2d2.noexact")
+UNQUANTIZED = ("w4u1d2.cl2", "w4u1d2", "w6u1d2", "w8u1d1")
 CRUMB_PAGES = ("w8u1d2", "w12u2d2.cl2", "w8u2d2.cl2", "w12u2d1.cl2", "w6u2d2c2")
-"""CUDA schedules for K with boost, for short heads, for many packed-GQA rows, and for 2-bit codes in small blocks."""
+"""CUDA schedules for K with boost, for short heads, for many packed-GQA rows, for 16 bits, and for 2-bit codes in small blocks."""
 MANY_HEADS, MANY_HEADS_BYTE = ("w8u4d1", "w8u1d2", "w4u4d1c2", "w4u2d2c2", "w6u2d1c2"), ("w8u1d2", "w8u2d1", "w4u1d2c2")
 MANY_HEADS_CRUMB = ("w8u4d1", "w12u4d1", "w6u4d1c2", "w4u4d1c2", "w4u4d1c3")
 MANY_HEADS_ROWS = ("w8u4d1", "w8u2d1", "w4u2d2", "w4u4d1c2", "w8u4d1.noexact", "w8u2d1.noexact", "w4u4d1c2.noexact")
@@ -174,7 +175,7 @@ SHAPES = (
     Shape("kitty, 32x8192", "k2v2:boost1/8:sink32:local128:page128", "32x8192", None, BOOSTED, tilelang=()),
     Shape("kitty pro", "k2v2:boost1/4:sink32:local128:page128", PLAIN, None, BOOSTED, tilelang=()),
     Shape("kitty pro, 32x8192", "k2v2:boost1/4:sink32:local128:page128", "32x8192", None, BOOSTED, tilelang=()),
-    Shape("sink 32, local 128", "k4v4:sink32:local128", tilelang=()),
+    Shape("sink 32, local 128", "k4v4:sink32:local128", sibling="plain", tilelang=()),
     Shape("learned sinks", "k4v4:sinks", sibling="plain", tilelang=()),
     Shape("window 4096, 8 bits", "k8v8:window4096", cuda=BYTE, tilelang=()),
     Shape("V per channel, 8 bits", "k8v8:sym:vchannel", PLAIN, None, BYTE, tilelang=()),
@@ -201,7 +202,8 @@ SHAPES = (
     Shape(
         "group 7", "k4v4:h28/4", "16x32768", cuda=("w8u4d1", "w8u4d1.cl2", "w8u1d2.cl2", "w8u2d2.cl2", "w8u4d1.cl2.noexact"), tilelang=()
     ),
-    Shape("16 bits", "k16v16", "8x8192", cuda=("w4u1d2.cl2", "w4u1d2", "w6u1d2", "w8u1d1"), tilelang=()),
+    Shape("16 bits", "k16v16", "8x8192", cuda=UNQUANTIZED, tilelang=()),
+    Shape("16 bits, 8x32768", "k16v16", PLAIN, cuda=UNQUANTIZED, tilelang=()),
     _shorter("window 4096", "k4v4:window4096", MANY_HEADS),
     _shorter("window 4096, 8 bits", "k8v8:window4096", MANY_HEADS_BYTE),
     _shorter("V per channel, 8 bits", "k8v8:sym:vchannel", MANY_HEADS_BYTE),

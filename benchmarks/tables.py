@@ -66,6 +66,7 @@ FORMATS = {
     "group 64": "4 bits, 64 query heads per KV head; 8 × 32768",
     "q_len 8": "4 bits, 8 query tokens; 8 × 32768",
     "16 bits": "16 bits; 8 × 8192",
+    "16 bits, 8x32768": "the same, 8 × 32768",
     "16 bits, 32x8192": "the same, 32 × 8192",
 }
 

@@ -9,7 +9,7 @@ import pytest
 from benchmarks import compiling
 from benchmarks.gpu_shapes import beside, with_best
 from benchmarks.gpu_words import lengths_of, schedules_of
-from benchmarks.shape_cases import SHAPES, TARGET, Shape
+from benchmarks.shape_cases import SHAPES, TARGET, Shape, named
 from kvgen.errors import KvgenError, UnsupportedError
 from kvgen.lower.backends import get_backend
 from kvgen.lower.base import Source
@@ -30,6 +30,12 @@ def test_siblings_come_first_and_have_as_many_bytes() -> None:
         if shape.sibling is not None:
             assert shape.sibling in [before.name for before in SHAPES[:number]]
             assert bytes_of(shape) == pytest.approx(bytes_of(NAMES[shape.sibling]), rel=0.05)
+
+
+def test_16_bits_and_what_sink_and_local_tokens_cost_are_measured_at_the_plain_workload() -> None:
+    assert (NAMES["16 bits, 8x32768"].spec.key.bits, NAMES["16 bits, 8x32768"].work) == (16, NAMES["plain"].work)
+    assert NAMES["sink 32, local 128"].sibling == "plain"
+    assert [shape.name for shape in SHAPES if named(shape, "16 bits", SHAPES)] == ["16 bits"]
 
 
 def test_every_case_has_schedules_on_both_back_ends_or_a_reason(capsys: pytest.CaptureFixture[str]) -> None:
