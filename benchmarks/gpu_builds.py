@@ -5,8 +5,8 @@
 
 A case is built for its workload, and for that of the case of the same name at 32 × 8192 where there is one. Every build is a
 `kvgen build --fresh --no-plane` in a process of its own with an empty registry, one GPU and an equal part of the processors; compiled
-modules are shared. Rows go to $OUT (or benchmarks/results) as GPU_builds.csv after every build: the winner's time, read fraction and
-schedule, the default's time, how many candidates were measured. Exits with 1 if a build failed.
+modules are shared. Rows go to $OUT (or benchmarks/results) after every build, as GPU_builds.csv, or with `--name` as NAME.csv: the
+winner's time, read fraction and schedule, the default's time, how many candidates were measured. Exits with 1 if a build failed.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ def main() -> int:
     command = parser(__doc__)
     command.add_argument("cases", nargs="+", choices=[shape.name for shape in SHAPES], metavar="CASE")
     command.add_argument("--budget", default="60s")
+    command.add_argument("--name", default=of_gpu("builds"))
     options = command.parse_args()
     gpus: Queue[int] = Queue()
     for index in range(max(1, len(visible_gpus()))):
@@ -57,7 +58,7 @@ def main() -> int:
             gpus.put(index)
         with lock:
             rows.extend(found)
-            write_rows(of_gpu("builds"), rows, facts)
+            write_rows(options.name, rows, facts)
             for row in found:
                 print(*row.values(), flush=True)
         return bool(found)

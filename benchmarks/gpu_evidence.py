@@ -58,6 +58,18 @@ GRID_S, PLANE_S = 480, 300
 """Of a build that only measures the grid, of which a final takes up to a third; of a comparison between the grid's points."""
 LATE_S = 40
 """What a build or a comparison takes beside its budget: processes that start, the entry."""
+CASES = {
+    "60s-1": ("V per channel, 8 bits", "V per channel, 4 bits", "head_dim 80", "16 bits, 8x32768"),
+    "60s-2": ("head_dim 112", "head_dim 192", "group 64", "K 2 bits, V 4 bits"),
+    "10m-group-16": ("group 16",),
+    "10m-q_len-4": ("q_len 4",),
+    "10m-16-bits": ("16 bits",),
+}
+"""Cases of shape_cases.py that a task builds one after the other. Its name begins with the budget of each build."""
+BUDGETS = {"60s": 60, "10m": 600}
+"""Seconds of a build of these cases: a short one, and the default of `kvgen build`, which is too long for a command of ten minutes."""
+FLUSHED = ("k2v2:boost1/8:sink32:local128:page128", "k2v2:boost1/4:sink32:local128:page128", "k4v4", "k2v2")
+"""Kitty, Kitty Pro, and what their flush is compared with, in the words of gpu_words.py."""
 TESTS = {
     "others": (240, ("matrix", "decode_loop", "accuracy", "api", "reference", "steps", "mixed", "call_order")),
     "lives": (300, ("properties", "unquantized", "window", "decode", "pack")),
@@ -124,7 +136,13 @@ def tasks(warm: float | None = None) -> list[Task]:
         command = f"python -m kvgen build examples/matrix/int8_{name}.yaml --arch sm90 --budget 150s"
         return Task(f"matrix-build-{name}", 150 + LATE_S, (command,))
 
+    def cases(name: str) -> Task:
+        budget, chosen = name.partition("-")[0], CASES[name]
+        words = f"{' '.join(map(shlex.quote, chosen))} --budget {budget} --name {of_gpu(f'builds.{name}')}"
+        return Task(f"cases-{name}", len(chosen) * (BUDGETS[budget] + LATE_S), (f"python benchmarks/gpu_builds.py {words}",))
+
     names = [*WIDE, *NARROW]
+    flush = f"python benchmarks/gpu_decode.py {','.join(FLUSHED)} 8x32768,32x8192 default --decode --name {of_gpu('flush')}"
     suite = f"python -m kvgen bench --suite int8-kernels --arch sm90 --rounds 5 --csv OUT/{of_gpu('int8')}.csv"
     live = "python benchmarks/gpu_sanitize.py"
     sanitizer = "compute-sanitizer --error-exitcode 1 --tool"
@@ -145,6 +163,8 @@ def tasks(warm: float | None = None) -> list[Task]:
         Task("backends", 300, ("python benchmarks/gpu_backends.py",)),
         Task("prompts", 180, ("python benchmarks/gpu_prompt.py",)),
         Task("reads", 90, ("python benchmarks/gpu_reads.py",)),
+        Task("flush", 240, (flush,)),
+        *map(cases, CASES),
         Task("packing", 120, ("python benchmarks/gpu_pack.py k4v4,k8v8,k2v2 8x32768",)),
         Task("sanitizers", 400, (f"{live} --compile", f"{sanitizer} memcheck {live}", f"{sanitizer} racecheck {live}")),
     ]
@@ -291,8 +311,9 @@ def collect(out: Path) -> None:
     rows = [row for file in sorted(out.glob("bench.*.csv")) for row in csv.DictReader(file.open())]
     write_csv(out / f"{of_gpu('attend')}.csv", [row for row in rows if row["provider"] != "flashinfer"])
     write_csv(out / f"{of_gpu('flashinfer')}.csv", [row for row in rows if row["provider"] == "flashinfer"])
-    planes = [row for file in sorted(out.glob("*_plane.*.csv")) for row in csv.DictReader(file.open())]
-    write_csv(out / f"{of_gpu('plane')}.csv", planes)
+    for what in ("plane", "builds"):
+        found = [row for file in sorted(out.glob(f"*_{what}.*.csv")) for row in csv.DictReader(file.open())]
+        write_csv(out / f"{of_gpu(what)}.csv", found)
     told = []
     for file in sorted(out.glob("build-*.txt")):
         lines = [line.rstrip() for line in file.read_text(errors="replace").splitlines()]

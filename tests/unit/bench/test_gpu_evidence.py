@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks import output
-from benchmarks.gpu_evidence import DEFAULT, GRACE_S, ROOT, Task, collect, interrupt, pack, run, tasks
+from benchmarks.gpu_evidence import DEFAULT, FLUSHED, GRACE_S, ROOT, Task, collect, interrupt, pack, run, tasks
+from benchmarks.gpu_words import spec_of, workload_of
+from benchmarks.shape_cases import SHAPES
 from kvgen.spec import Workload, load_spec
 
 MOST_S = 600 - 2 * GRACE_S
@@ -112,7 +115,7 @@ def test_what_is_run_exists_and_fits_into_a_command_of_ten_minutes() -> None:
     found = {task.name: task for task in tasks()}
     assert len(found) == len(tasks())
     for task in found.values():
-        assert task.seconds <= MOST_S, task.name
+        assert task.seconds <= MOST_S or task.name.startswith("cases-10m-"), task.name
         assert set(task.after) <= set(found), task.name
         for word in " ".join(task.commands).split():
             if word.endswith((".py", ".yaml")):
@@ -130,6 +133,30 @@ def test_a_spec_without_workloads_is_built_and_compared_apart_from_all_other_ent
     assert "--no-plane" not in first
     assert "--trials" not in first
     assert first.split()[:2] == second.split()[:2] == ["env", "KVGEN_REGISTRY_DIR=OUT/registry-default"]
+
+
+def test_cases_are_built_under_names_of_their_own_with_the_budget_that_a_task_says() -> None:
+    found = {task.name: task for task in tasks() if task.name.startswith("cases-")}
+    long = [task for name, task in found.items() if name.startswith("cases-10m-")]
+    assert len(long) == 3
+    assert all("--budget 10m" in task.commands[0] and task.seconds > 600 for task in long)
+    built, names = [], []
+    for task in found.values():
+        words = shlex.split(task.commands[0])
+        built += words[2 : words.index("--budget")]
+        names.append(words[words.index("--name") + 1])
+    assert set(built) <= {shape.name for shape in SHAPES}
+    assert len(set(built)) == len(built)
+    assert len(set(names)) == len(names)
+
+
+def test_the_flush_of_kitty_is_measured_beside_int4_and_int2() -> None:
+    (flush,) = (task.commands[0].split() for task in tasks() if task.name == "flush")
+    assert flush[1:5] == ["benchmarks/gpu_decode.py", ",".join(FLUSHED), "8x32768,32x8192", "default"]
+    assert "--decode" in flush
+    assert flush[flush.index("--name") + 1] != "gpu_decode"
+    specs = [spec_of(words, "sm90", [workload_of("8x32768"), workload_of("32x8192")]) for words in FLUSHED]
+    assert [(spec.key.bits, spec.key.boost.fraction) for spec in specs] == [(2, 1 / 8), (2, 1 / 4), (4, 0), (2, 0)]
 
 
 def test_every_gpu_test_is_in_a_task() -> None:
@@ -152,9 +179,11 @@ def test_rows_and_reports_are_collected(tmp_path: Path, monkeypatch: pytest.Monk
     for name in ("a", "b"):
         (tmp_path / f"bench.{name}.csv").write_text(f"provider,spec,us\nkvgen,{name},1\nflashinfer,{name},2\n")
         (tmp_path / f"h100_plane.{name}.csv").write_text(f"spec,regret\n{name},1.01\n")
+        (tmp_path / f"h100_builds.60s-{name}.csv").write_text(f"case,us\n{name},2\n")
         (tmp_path / f"build-{name}.txt").write_text(f"{name}: measuring\n{name}: {report}registered {name}\n")
     collect(tmp_path)
     assert (tmp_path / "h100_attend.csv").read_text() == "provider,spec,us\nkvgen,a,1\nkvgen,b,1\n"
     assert (tmp_path / "h100_flashinfer.csv").read_text() == "provider,spec,us\nflashinfer,a,2\nflashinfer,b,2\n"
     assert (tmp_path / "h100_plane.csv").read_text() == "spec,regret\na,1.01\nb,1.01\n"
+    assert (tmp_path / "h100_builds.csv").read_text() == "case,us\na,2\nb,2\n"
     assert (tmp_path / "h100_tune.txt").read_text() == f"a: {report}\nb: {report}"
