@@ -8,8 +8,9 @@ A case is a spec and a schedule in the words of gpu_words.py, and workloads by t
 name ends in `.noexact` takes its cases with `exact_q: false`. Every changed module is verified as a build verifies it, at its first
 workload. Then all modules of a case are timed at each workload, one round each in turns, idle-rested, and with `--sustained` under load,
 too. The ratio of a change is the median over rounds of its time over that of the headers as they are in the same round; the row `again`
-is those headers a second time, and tells the noise. Rows go to $OUT (or benchmarks/results) as header_changes.csv after every workload;
-none is begun after `--budget` seconds. Exits with 1 where a change does not compile, is wrong, or could not be timed.
+is those headers a second time, and tells the noise. Under load a row has the GPU's power and clock (`watts`, `clock_mhz`), those of the
+last round. Rows go to $OUT (or benchmarks/results) as header_changes.csv after every workload; none is begun after `--budget` seconds.
+Exits with 1 where a change does not compile, is wrong, or could not be timed.
 """
 
 from __future__ import annotations
@@ -230,11 +231,12 @@ def measure(
 
 
 def timed(outcome: Outcome, base: Outcome) -> dict[str, Any]:
-    """Time, ratio to the headers as they are, and read fraction; empty where there is none."""
-    row: dict[str, Any] = {"us": "", "ratio": "", "read_fraction": "", "note": outcome.detail}
+    """Time, ratio to the headers as they are, read fraction, power and clock; empty where there is none."""
+    row: dict[str, Any] = {"us": "", "ratio": "", "read_fraction": "", "watts": "", "clock_mhz": "", "note": outcome.detail}
     if outcome.ok:
         mine = outcome.timings[0]
         row |= {"us": round(mine.us, 3), "read_fraction": round((mine.read_us or 0.0) / mine.us, 4)}
+        row |= {name: known for name in ("watts", "clock_mhz") if (known := getattr(mine, name)) is not None}
         if base.ok:
             row["ratio"] = round(median(a / b for a, b in zip(mine.samples, base.timings[0].samples, strict=True)), 4)
     return row

@@ -53,9 +53,20 @@ def test_a_change_of_that_name_takes_its_cases_without_exact_q() -> None:
 def test_a_ratio_is_the_median_over_rounds_and_needs_both_times() -> None:
     work = Workload(batch=1, kv_len=512)
     base, mine = (Outcome("ok", timings=(Timing(work, us[1], us, 5.0),)) for us in ((10.0, 20.0, 40.0), (11.0, 20.0, 20.0)))
-    assert timed(mine, base) == {"us": 20.0, "ratio": 1.0, "read_fraction": 0.25, "note": ""}
+    unknown = {"watts": "", "clock_mhz": ""}
+    assert timed(mine, base) == {"us": 20.0, "ratio": 1.0, "read_fraction": 0.25, "note": "", **unknown}
     assert timed(mine, Outcome("crash", "it died"))["ratio"] == ""
-    assert timed(Outcome("crash", "it died"), base) == {"us": "", "ratio": "", "read_fraction": "", "note": "it died"}
+    assert timed(Outcome("crash", "it died"), base) == {"us": "", "ratio": "", "read_fraction": "", "note": "it died", **unknown}
+
+
+def test_power_and_clock_under_load_are_in_the_row_and_either_may_be_unknown() -> None:
+    work = Workload(batch=1, kv_len=512, load="sustained")
+    loaded = Outcome("ok", timings=(Timing(work, 10.0, (10.0,), 5.0, watts=512.5, clock_mhz=1755.0),))
+    row = timed(loaded, loaded)
+    assert (row["watts"], row["clock_mhz"], row["ratio"]) == (512.5, 1755.0, 1.0)
+    only_power = timed(Outcome("ok", timings=(Timing(work, 10.0, (10.0,), 5.0, watts=512.5),)), loaded)
+    assert (only_power["watts"], only_power["clock_mhz"]) == (512.5, "")
+    assert list(only_power) == list(row) == list(timed(Outcome("crash", "it died"), loaded))
 
 
 @pytest.mark.parametrize("words", [["--change", "patch"], ["--change", "as it is=patch"], ["--case", "k4v4"], ["--case", "k4v4 w8x 1x128"]])
