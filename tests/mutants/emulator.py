@@ -28,7 +28,7 @@ from tests.mutants.plant import ROOT
 from tests.mutants.run import chosen, report, row_of
 
 PACKING = ("pack/", "host/args.cuh", "format/places.cuh")
-PLANNING = ("schedule/plan_kernel.cuh", "schedule/plan.hpp", "schedule/row.hpp")
+PLANNING = ("schedule/plan_kernel.cuh", "schedule/plan.hpp", "schedule/row.hpp", "schedule/divisor.hpp")
 CONCURRENT = ("splits-counter-batch",)
 """Faults that show only where CTAs run at the same time: the emulator runs one after the other."""
 TIMEOUT_S = 300.0

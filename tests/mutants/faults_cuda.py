@@ -213,6 +213,17 @@ FAULTS: tuple[Fault, ...] = (
         ),
     ),
     *_in(
+        "schedule/divisor.hpp",
+        (
+            "divisor-shift", "planned", "divisions by known numbers shift by one bit too few",
+            "(int64_t{1} << shift_) < value) ++shift_;", "(int64_t{2} << shift_) < value) ++shift_;",
+        ),
+        (
+            "divisor-multiplier", "planned", "multiples of a known number that is no power of two give a quotient that is one too small",
+            "<< 32) / value + 1);", "<< 32) / value);",
+        ),
+    ),
+    *_in(
         "schedule/work_queue",
         (
             "queue-second", "planned", "the second work tile of a CTA is not loaded",
