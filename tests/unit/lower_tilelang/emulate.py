@@ -123,6 +123,7 @@ class Step:
     """One call over a cache that a reference holds too; memory that no call may read is NaN.
 
     With `workers` it takes a plan for them. Lengths advance in the static program alone, so those of a planned call are anything.
+    With `previous` it runs over that call's workspace, and finds the counters and the partial results that are left there.
     """
 
     kernel: Emulated
@@ -135,11 +136,14 @@ class Step:
     limit: int = 2**30
     advance: bool = True
     sinks: torch.Tensor | None = None
+    previous: Step | None = None
     overflow: torch.Tensor = field(init=False)
     out: torch.Tensor = field(init=False)
     lse: torch.Tensor = field(init=False)
     lengths: torch.Tensor = field(init=False)
     counters: torch.Tensor = field(init=False)
+    partial: torch.Tensor = field(init=False)
+    stats: torch.Tensor = field(init=False)
     residual: tuple[torch.Tensor, torch.Tensor] = field(init=False)
     table: torch.Tensor = field(init=False)
     flushed: list[tuple[int, int, int]] = field(init=False)
@@ -158,14 +162,12 @@ class Step:
         cells = batch * traits.kv_heads * self.kernel.runs(q_len)
         shape = self.kernel.plan_shape(batch, q_len, fresh, self.workers)
         numbers = written_plan(shape, plan_step(shape, self.lengths.tolist(), self.limit, self.skip_empty)) if self.workers else [0]
-        self.counters = torch.zeros(3, cells, dtype=torch.int32)
+        self._take_workspace(cells)
         self.overflow = torch.zeros(1, dtype=torch.int32)
-        slots = cells + self.workers if self.workers else cells * self.splits
-        partial = torch.full((slots * traits.q_rows, traits.dim), torch.nan)
         values: dict[str, torch.Tensor | int | float] = {
             "q": self.q, "packed": packed, "k_residual": self.residual[0], "v_residual": self.residual[1], "lengths": self.lengths,
             "table": self.table, "out": self.out, "lse": self.lse,
-            "partial": partial, "stats": torch.full((partial.shape[0], 2), torch.nan),
+            "partial": self.partial, "stats": self.stats,
             "arrivals": self.counters[0], "flushed": self.counters[1], "readers": self.counters[2],
             "plan": torch.tensor(numbers, dtype=torch.int32), "overflow": self.overflow, "limit": self.limit,
             "sinks": torch.full((q_heads,), torch.nan) if self.sinks is None else self.sinks,
@@ -186,6 +188,16 @@ class Step:
         if pages := traits.page_blocks:
             return int(self.table[sequence, block // pages]), head, block % pages
         return sequence, head, block % traits.window_places if traits.window_places else block
+
+    def _take_workspace(self, cells: int) -> None:
+        """Counters that are zero and partial results that are NaN, or those that the previous call left."""
+        rows = (cells + self.workers if self.workers else cells * self.splits) * self.kernel.traits.q_rows
+        if self.previous is None:
+            self.counters = torch.zeros(3, cells, dtype=torch.int32)
+            self.partial, self.stats = torch.full((rows, self.kernel.traits.dim), torch.nan), torch.full((rows, 2), torch.nan)
+            return
+        self.counters, self.partial, self.stats = self.previous.counters, self.previous.partial, self.previous.stats
+        assert (self.counters.shape[1], self.stats.shape[0]) == (cells, rows), "the calls have workspaces of one size"
 
     def _flushed(self, packed: torch.Tensor) -> list[tuple[int, int, int]]:
         heads, blocks, size = packed.shape[1:]

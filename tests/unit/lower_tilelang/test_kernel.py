@@ -178,14 +178,23 @@ def test_sums_over_many_tokens_stay_near_zero(kernel: Make, words: str, launch: 
     assert relative_l2(step.out, cache.attend(q)[0]) <= 0.02
 
 
-def test_repeated_calls_agree_bit_for_bit(kernel: Make) -> None:
-    built = kernel("k4v4:h8/2")
-    cache, q = reference(built, [400, 129])
-    steps = [Step(built, cache, q, splits=2) for _ in range(2)]
-    for step in steps:
+@pytest.mark.parametrize(("words", "launch"), [CASES[0], CASES[4]])
+@pytest.mark.parametrize("workers", [0, 20])
+def test_repeated_calls_agree_bit_for_bit(kernel: Make, words: str, launch: dict[str, Value], workers: int) -> None:
+    """Over one workspace, with a call of another query between them. Most heads are split over three CTAs or more: if a call left their
+    counter at another number than zero, a CTA that is not the last would combine partial results of the call before.
+    """
+    built = kernel(words, **launch)
+    cache, q = reference(built, [1100, 129, 700])
+    other = normal(built.spec, 3, 1, q_len=q.shape[1], seed=3).q
+    first = Step(built, cache, q, splits=3, workers=workers)
+    second = Step(built, cache, other, splits=3, workers=workers, previous=first)
+    third = Step(built, cache, q, splits=3, workers=workers, previous=second)
+    for step in (first, second, third):
         step.run()
-    assert torch.equal(steps[0].out, steps[1].out)
-    assert torch.equal(steps[0].lse, steps[1].lse)
+    agree(second, cache.attend(other))
+    assert torch.equal(first.out, third.out)
+    assert torch.equal(first.lse, third.lse)
 
 
 PLANNED = (CASES[0], SEEN[1], SEEN[2], CASES[2], CASES[4])
