@@ -29,7 +29,7 @@ using Format_ = kvgen::Format<__half, {key}, {value}, 64, {rows.block},
     ResidualRows<{rows.block}, {rows.sink}, {rows.local}, {rows.rollback}, {rows.q_len}>>;
 extern "C" void flush(uint* k, uint* v, uint* block, const int64_t* n) {{
   alignas(16) static uint8_t memory[pack_smem_bytes<Format_>()];
-  emulator::launch(1, 64, [&] {{ flush_tail<Format_, 64>(k, v, block, n[0], n[1], n[2], n[3], n[4], n[5], memory, n[6]); }});
+  emulator::launch(1, 64, [&] {{ flush_residual<Format_, 64>(k, v, block, n[0], n[1], n[2], n[3], n[4], n[5], memory, n[6]); }});
 }}
 """
 

@@ -10,8 +10,8 @@ namespace kvgen {
 // length of the sequence with them (it is not used without sink, local and rollback tokens). The step's own tokens are at `fresh` + (token
 // - rest) * `stride` from row 0, in units of 16 bytes. All threads call it.
 template <class Format, int kThreads>
-__device__ __noinline__ void flush_tail(uint* k_rows, uint* v_rows, const uint* block, int64_t fresh_k, int64_t k_stride, int64_t fresh_v,
-                                        int64_t v_stride, int rest, int count, void* shared, int length = 0) {
+__device__ __noinline__ void flush_residual(uint* k_rows, uint* v_rows, const uint* block, int64_t fresh_k, int64_t k_stride,
+                                            int64_t fresh_v, int64_t v_stride, int rest, int count, void* shared, int length = 0) {
   using Element = typename Format::Element;
   using ResidualRows = typename Format::ResidualRows;
   const auto row = [=](uint* rows, int64_t fresh, int64_t stride, int token) {
