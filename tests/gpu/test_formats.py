@@ -28,6 +28,7 @@ SHAPES = (
     "k4v4:q4", "k2v2:q4:h8/1", "k8v8:q2:h32/32", "k4v4:q8:h8/4", "k4v4:q3:token", "k8v8:q8:h4/4:bf16", "k4v4:q4:h12/2:d64",
     "k4v4:page128", "k4v4:page256", "k8v8:page64:kg64", "k2v2:page64:token", "k4v4:page32:token", "k8v8:page256:h8/1",
     "k4v4:q4:page64:kg32", "k4v4:token:page16", "k8v8:token:page16:bf16", "k4v4:token:page48:d96:h5/1", "k16v16:page16:h8/1",
+    "k4v4:q4:page128:window200:cap30",
     "k2v2:boost1/8:page128", "k2v2:boost1/4", "k2v2:boost1/2range:h6/2", "k2v2:boost1/4static:bf16:d64", "k2v4:boost1/2:d96:kg64:h16/2",
     "k2v2:boost1/8:d256:q4", "k2v8:boost1/4:kg32:page64:q3",
     "k2v2:d80", "k2v2:d80:boost1/5", "k2v2:d112:boost3/7:h32/4", "k4v2:d48:vg16", "k2v2:vchannel:d80:bf16", "k8v2:d16:token:q4",

@@ -29,6 +29,7 @@ FORMATS = (
 SEEN = (
     "k4v4:cap50", "k8v8:token:cap30:q4:h32/4", "k2v2:bf16:cap50:window100", "k4v4:window1024:page128", "k4v4:window40:q8:h8/4",
     "k8v4:token:kg32:vg32:q2:page64:cap30:window64", "k4v4:h16/1:d256:window1000000", "k4v4:d64:cap1000",
+    "k4v4:q4:page128:window200:cap30",
 )  # fmt: skip
 """Soft caps and sliding windows."""
 SCHEDULES = {
