@@ -27,7 +27,7 @@ from kvgen.tune.compile_queue import CompileQueue
 from kvgen.tune.contenders import Contender
 from kvgen.tune.decide import Decision
 from kvgen.tune.failures import failures
-from kvgen.tune.portfolio import Portfolio, choose
+from kvgen.tune.portfolio import Portfolio, choose, worst_by_size
 from kvgen.tune.runner import Runner
 from kvgen.tune.times import BARRING, Times, fill
 
@@ -91,6 +91,8 @@ class Plane:
         self._times = Times()
         self._accuracy: dict[Key, Facts] = {}
         """The errors of every candidate that was verified."""
+        self._worst_by_size: dict[int, float] = {}
+        """Of portfolios of so many launches, the least worst regret."""
         self._most_positions = math.inf
         """Sequences times longest length at which a reference did not fit into memory: it takes several times the memory of a launch."""
 
@@ -235,7 +237,9 @@ class Plane:
                 times[place] = base  # it was verified and measured there, whatever else it failed at
             for row, us in zip(rows, times, strict=True):
                 row.append(us / base)
-        portfolio = choose(rows, [finalists.index(default)], limits)
+        keep = [finalists.index(default)]
+        portfolio = choose(rows, keep, limits)
+        self._worst_by_size = worst_by_size(rows, keep, limits)
         serves, calls_beyond = list(portfolio.serves), finalists.index(default)
         for number, cell in enumerate(cells):
             winner = decision.launches.get(cell.key)
@@ -302,7 +306,8 @@ class Plane:
             for key, rival in decision.rivals.items()
             if key in launches and rival.candidate.backend != launches[key].candidate.backend
         }
-        facts = {"cells": len(rows), "launches": len(finalists), "failed": self._failed()}
+        worst = {str(size): round(regret, 4) for size, regret in self._worst_by_size.items()}
+        facts = {"cells": len(rows), "launches": len(finalists), "worst_by_launches": worst, "failed": self._failed()}
         return Table(replace(decision, launches=launches, rivals=rivals), table, homes, facts, tuple(self._times.failures))
 
     def _failed(self) -> list[dict[str, Any]]:

@@ -17,6 +17,8 @@ from statistics import fmean
 
 MOST = 6
 """Launches of a portfolio."""
+SIZES = range(4, 10)
+"""Of sets whose worst regret an entry records."""
 ENOUGH = 1.03
 """Worst regret that is good enough: no further launch is added for less."""
 GAIN = 0.01
@@ -57,7 +59,7 @@ def choose(
     if not regret or not regret[0]:
         raise ValueError("there is nothing to choose from")
     kept, bounds = tuple(dict.fromkeys(keep)), dict(limits or {})
-    steps = sorted({value for row in regret for cell, value in enumerate(row) if cell not in bounds and math.isfinite(value)}) or [1.0]
+    steps = _steps(regret, bounds)
     least = _least(regret, kept, bounds, steps, most)
     while least is None:
         most += 1
@@ -70,6 +72,24 @@ def choose(
     masks = _masks(regret, bounds, threshold)
     chosen = _improved(regret, next(_covers(masks, kept, size)), kept, masks, size if threshold <= enough else most)
     return _served(regret, chosen, kept)
+
+
+def worst_by_size(
+    regret: Matrix, keep: Collection[int] = (), limits: Mapping[int, float] | None = None, sizes: Iterable[int] = SIZES
+) -> dict[int, float]:
+    """The least worst regret of sets of so many launches, under the conditions of `choose`. It tells what more launches would gain.
+
+    A size for which no set meets the limits is left out. Cells with a limit do not count.
+    """
+    kept, bounds = tuple(dict.fromkeys(keep)), dict(limits or {})
+    steps = _steps(regret, bounds)
+    found = {size: _least(regret, kept, bounds, steps, size) for size in sizes}
+    return {size: worst for size, worst in found.items() if worst is not None}
+
+
+def _steps(regret: Matrix, limits: Mapping[int, float]) -> list[float]:
+    """The regrets that the worst one can be: those at cells without a limit."""
+    return sorted({value for row in regret for cell, value in enumerate(row) if cell not in limits and math.isfinite(value)}) or [1.0]
 
 
 def _least(regret: Matrix, keep: Sequence[int], limits: Mapping[int, float], steps: Sequence[float], size: int) -> float | None:

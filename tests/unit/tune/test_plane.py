@@ -312,6 +312,10 @@ def test_where_a_reference_does_not_fit_into_memory_smaller_workloads_are_verifi
     large = [size for size in eight if size >= 1 << 14]
     assert large == sorted(set(large), reverse=True), "what is as large as one that did not fit is not tried"
     assert result.entry.provenance["grid"]["failed"] == []
+    worst = result.entry.provenance["grid"]["worst_by_launches"]
+    assert worst
+    assert sorted(worst.values(), reverse=True) == list(worst.values())
+    assert set(worst) <= {str(size) for size in range(4, 10)}
 
 
 def test_a_launch_that_serves_cells_of_too_large_references_alone_is_verified_at_a_screened_one(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvgen.tune.portfolio import ENOUGH, GAIN, MOST, TIED, choose
+from kvgen.tune.portfolio import ENOUGH, GAIN, MOST, TIED, choose, worst_by_size
 
 INF = math.inf
 
@@ -63,6 +63,14 @@ def test_a_limit_holds_even_if_it_takes_more_launches_than_allowed():
     times = [[1.0, 1.1, 1.1], [1.1, 1.0, 1.1], [1.1, 1.1, 1.0]]
     assert choose(regrets(times), most=2).worst == pytest.approx(1.1)
     assert choose(regrets(times), limits={0: TIED, 1: TIED, 2: TIED}, most=2).launches == (0, 1, 2)
+
+
+def test_the_worst_regret_by_number_of_launches():
+    """Seven cells, each with a launch of its own, which is 1 % to 7 % slower at the next cell; the first cell has a limit."""
+    slower = [1.0 + launch / 100 for launch in range(1, 8)]
+    times = [[1.0 if cell == launch else slower[launch] if cell == (launch + 1) % 7 else 3.0 for cell in range(7)] for launch in range(7)]
+    assert worst_by_size(times, sizes=(3, 4, 5, 7)) == {3: 3.0, 4: pytest.approx(1.05), 5: pytest.approx(1.03), 7: 1.0}
+    assert worst_by_size(times, keep=[6], limits={0: 1.0}, sizes=(1, 7)) == {7: 1.0}
 
 
 def test_a_launch_that_cannot_serve_a_cell_is_not_counted_on():
