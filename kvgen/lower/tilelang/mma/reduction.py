@@ -62,18 +62,14 @@ def store_warps(p: Any, at: Any, r: Any, memory: Any) -> None:
 @T.macro
 def reduce_warps(p: Any, r: Any, memory: Any, q_row: Any, channel: Any) -> None:
     """factor[0], [1] = outputs of two channels of a q row over all warps; top[0], [1] = their row_max and row_sum."""
-    r.top[0] = MIN_SCORE
+    state = T.alloc_local((p.warps * 2,), "float32")
+    value = T.alloc_local((p.warps * 2,), "float32")
+    begin_partials(r)
     for warp in T.unroll(p.warps):
-        r.top[0] = T.max(r.top[0], T.reinterpret(memory[state_at(p, warp, q_row)], "float32"))
-    r.top[1] = 0.0
-    r.factor[0] = 0.0
-    r.factor[1] = 0.0
-    for warp in T.unroll(p.warps):
-        r.v[0] = T.call_extern("float32", "kvgen::ptx::exp2", T.reinterpret(memory[state_at(p, warp, q_row)], "float32") - r.top[0])
-        r.top[1] = r.top[1] + r.v[0] * T.reinterpret(memory[state_at(p, warp, q_row) + 1], "float32")
         for i in static(2):
-            output = memory[(warp * p.q_rows + q_row) * p.merge_stride + channel + i]
-            r.factor[i] = r.factor[i] + r.v[0] * T.reinterpret(output, "float32")
+            state[warp * 2 + i] = T.reinterpret(memory[state_at(p, warp, q_row) + i], "float32")
+            value[warp * 2 + i] = T.reinterpret(memory[(warp * p.q_rows + q_row) * p.merge_stride + channel + i], "float32")
+    add_partials(r, state, value, p.warps)
 
 
 @T.macro
