@@ -21,6 +21,7 @@ def source(spec: KernelSpec, layout: PackedLayout, launch: Params, target: Targe
     """The module of one variant. The spec's name, arch and workloads leave no trace, so that equal variants are one."""
     from kvgen.lower.template import reached_headers, render
 
+    modifier, modifier_header = ("Softcap<Cap>", "softcap") if spec.attention.softcap else ("NoModifier", None)
     text = render(
         "cuda/module.cu.jinja",
         layout=layout,
@@ -39,7 +40,8 @@ def source(spec: KernelSpec, layout: PackedLayout, launch: Params, target: Targe
         planned_memory=shared_memory(spec, layout, Params({**launch, **PLANNED})),
         overlap=GPUS[target].dependent_launch,
         mask=f"SlidingWindow<{spec.attention.window}>" if spec.attention.window else "CausalMask",
-        modifier="Softcap<Cap>" if spec.attention.softcap else "NoModifier",
+        modifier=modifier,
+        modifier_header=modifier_header,
         sinks="LearnedSinks" if spec.attention.sinks else "NoSinks",
     )
     include = tuple(templates() / part / "include" for part in ("cuda", "common"))
