@@ -37,7 +37,7 @@ from threading import Condition
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.command import parser
-from benchmarks.output import of_gpu, write_csv
+from benchmarks.output import RESULTS, of_gpu, write_csv
 from kvgen._nvml import visible_gpus
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -311,9 +311,10 @@ def collect(out: Path) -> None:
     rows = [row for file in sorted(out.glob("bench.*.csv")) for row in csv.DictReader(file.open())]
     write_csv(out / f"{of_gpu('attend')}.csv", [row for row in rows if row["provider"] != "flashinfer"])
     write_csv(out / f"{of_gpu('flashinfer')}.csv", [row for row in rows if row["provider"] == "flashinfer"])
-    for what in ("plane", "builds"):
-        found = [row for file in sorted(out.glob(f"*_{what}.*.csv")) for row in csv.DictReader(file.open())]
-        write_csv(out / f"{of_gpu(what)}.csv", found)
+    planes = [row for file in sorted(out.glob("*_plane.*.csv")) for row in csv.DictReader(file.open())]
+    write_csv(out / f"{of_gpu('plane')}.csv", planes)
+    builds = [row for file in sorted(out.glob("*_builds.*.csv")) for row in csv.DictReader(file.open())]
+    write_csv(out / f"{of_gpu('builds')}.csv", replaced(known_rows(of_gpu("builds")), builds, ("case", "workload", "budget")))
     told = []
     for file in sorted(out.glob("build-*.txt")):
         lines = [line.rstrip() for line in file.read_text(errors="replace").splitlines()]
@@ -322,6 +323,19 @@ def collect(out: Path) -> None:
             told += [*lines[start : next((i for i, line in enumerate(lines) if line.startswith("registered")), start)], ""]
     if told:
         (out / f"{of_gpu('tune')}.txt").write_text("\n".join(told))
+
+
+def known_rows(name: str) -> list[dict[str, str]]:
+    """The rows of a file in benchmarks/results; none where there is none."""
+    file = RESULTS / f"{name}.csv"
+    return list(csv.DictReader(file.open())) if file.exists() else []
+
+
+def replaced(known: Sequence[dict[str, str]], found: Sequence[dict[str, str]], key: Sequence[str]) -> list[dict[str, str]]:
+    """Known rows, those of the same key replaced by the ones that were found; then the other ones that were found."""
+    new = {tuple(row[name] for name in key): row for row in found}
+    kept = [new.pop(tuple(row[name] for name in key), row) for row in known]
+    return [*kept, *new.values()] if found else []
 
 
 def pack(out: Path, file: Path) -> None:

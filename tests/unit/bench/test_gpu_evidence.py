@@ -179,11 +179,16 @@ def test_rows_and_reports_are_collected(tmp_path: Path, monkeypatch: pytest.Monk
     for name in ("a", "b"):
         (tmp_path / f"bench.{name}.csv").write_text(f"provider,spec,us\nkvgen,{name},1\nflashinfer,{name},2\n")
         (tmp_path / f"h100_plane.{name}.csv").write_text(f"spec,regret\n{name},1.01\n")
-        (tmp_path / f"h100_builds.60s-{name}.csv").write_text(f"case,us\n{name},2\n")
+        (tmp_path / f"h100_builds.60s-{name}.csv").write_text(f"case,workload,budget,us\n{name},1x512,60s,2\n")
         (tmp_path / f"build-{name}.txt").write_text(f"{name}: measuring\n{name}: {report}registered {name}\n")
+    known = tmp_path / "known"
+    known.mkdir()
+    (known / "h100_builds.csv").write_text("case,workload,budget,us\nc,1x512,60s,9\nb,1x512,60s,9\nb,1x512,10m,9\n")
+    monkeypatch.setattr("benchmarks.gpu_evidence.RESULTS", known)
     collect(tmp_path)
     assert (tmp_path / "h100_attend.csv").read_text() == "provider,spec,us\nkvgen,a,1\nkvgen,b,1\n"
     assert (tmp_path / "h100_flashinfer.csv").read_text() == "provider,spec,us\nflashinfer,a,2\nflashinfer,b,2\n"
     assert (tmp_path / "h100_plane.csv").read_text() == "spec,regret\na,1.01\nb,1.01\n"
-    assert (tmp_path / "h100_builds.csv").read_text() == "case,us\na,2\nb,2\n"
+    builds = (tmp_path / "h100_builds.csv").read_text().splitlines()
+    assert builds == ["case,workload,budget,us", "c,1x512,60s,9", "b,1x512,60s,2", "b,1x512,10m,9", "a,1x512,60s,2"], "other builds stay"
     assert (tmp_path / "h100_tune.txt").read_text() == f"a: {report}\nb: {report}"

@@ -76,7 +76,7 @@ def test_a_plan_of_many_sequences_with_ranges_of_their_own(planner: Planner) -> 
 
 
 def test_divisors_divide(planner: Planner) -> None:
-    """Every dividend of an int, with quotients and remainders at their ends."""
+    """Dividends of an int, the largest and those about the multiples of the divisor among them."""
     most = 2**31 - 1
 
     @settings(max_examples=500, deadline=None, database=None)
