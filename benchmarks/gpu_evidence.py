@@ -36,8 +36,9 @@ from threading import Condition
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks import figures
 from benchmarks.command import parser
-from benchmarks.output import RESULTS, of_gpu, write_csv
+from benchmarks.output import of_gpu, write_csv
 from kvgen._nvml import visible_gpus
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -314,7 +315,9 @@ def collect(out: Path) -> None:
     planes = [row for file in sorted(out.glob("*_plane.*.csv")) for row in csv.DictReader(file.open())]
     write_csv(out / f"{of_gpu('plane')}.csv", planes)
     builds = [row for file in sorted(out.glob("*_builds.*.csv")) for row in csv.DictReader(file.open())]
-    write_csv(out / f"{of_gpu('builds')}.csv", replaced(known_rows(of_gpu("builds")), builds, ("case", "workload", "budget")))
+    name = f"{of_gpu('builds')}.csv"
+    known = figures.rows(name) if (figures.RESULTS / name).exists() else []
+    write_csv(out / name, replaced(known, builds, ("case", "workload", "budget")))
     told = []
     for file in sorted(out.glob("build-*.txt")):
         lines = [line.rstrip() for line in file.read_text(errors="replace").splitlines()]
@@ -323,12 +326,6 @@ def collect(out: Path) -> None:
             told += [*lines[start : next((i for i, line in enumerate(lines) if line.startswith("registered")), start)], ""]
     if told:
         (out / f"{of_gpu('tune')}.txt").write_text("\n".join(told))
-
-
-def known_rows(name: str) -> list[dict[str, str]]:
-    """The rows of a file in benchmarks/results; none where there is none."""
-    file = RESULTS / f"{name}.csv"
-    return list(csv.DictReader(file.open())) if file.exists() else []
 
 
 def replaced(known: Sequence[dict[str, str]], found: Sequence[dict[str, str]], key: Sequence[str]) -> list[dict[str, str]]:

@@ -91,8 +91,6 @@ class Plane:
         self._times = Times()
         self._accuracy: dict[Key, Facts] = {}
         """The errors of every candidate that was verified."""
-        self._worst_by_size: dict[int, float] = {}
-        """Of portfolios of so many launches, the least worst regret."""
         self._most_positions = math.inf
         """Sequences times longest length at which a reference did not fit into memory: it takes several times the memory of a launch."""
 
@@ -125,9 +123,9 @@ class Plane:
                 default = self._default(decision, winners)
                 finalists = list(dict.fromkeys([*finalists, default]))
             measured = [cell for cell in cells if self._serving(cell, finalists, decision)]
-            portfolio = self._choose(measured, finalists, default, decision)
+            portfolio, worst_regrets = self._choose(measured, finalists, default, decision)
             if self._verified(portfolio, measured, finalists):
-                return self._table(decision, portfolio, measured, finalists, default)
+                return self._table(decision, portfolio, worst_regrets, measured, finalists, default)
 
     # --- launches ----------------------------------------------------------------------------------------------------
 
@@ -223,8 +221,13 @@ class Plane:
 
     # --- choice ------------------------------------------------------------------------------------------------------
 
-    def _choose(self, cells: Sequence[Workload], finalists: Sequence[Schedule], default: Schedule, decision: Decision) -> Portfolio:
-        """The portfolio. At the spec's own workloads regret counts from the winner, and is GIVEN at most."""
+    def _choose(
+        self, cells: Sequence[Workload], finalists: Sequence[Schedule], default: Schedule, decision: Decision
+    ) -> tuple[Portfolio, dict[int, float]]:
+        """The portfolio, and the least worst regret by number of launches.
+
+        At the spec's own workloads regret counts from the winner, and is GIVEN at most.
+        """
         rows: list[list[float]] = [[] for _ in finalists]
         limits: dict[int, float] = {}
         for number, cell in enumerate(cells):
@@ -239,7 +242,6 @@ class Plane:
                 row.append(us / base)
         keep = [finalists.index(default)]
         portfolio = choose(rows, keep, limits)
-        self._worst_by_size = worst_by_size(rows, keep, limits)
         serves, calls_beyond = list(portfolio.serves), finalists.index(default)
         for number, cell in enumerate(cells):
             winner = decision.launches.get(cell.key)
@@ -249,7 +251,7 @@ class Plane:
             # A winner gives way to save a launch, and to a plain schedule that is faster, not to a third time that was measured once more.
             if place in portfolio.launches and rows[place][number] <= rows[calls_beyond][number]:
                 serves[number] = place
-        return replace(portfolio, serves=tuple(serves))
+        return replace(portfolio, serves=tuple(serves)), worst_by_size(rows, keep, limits)
 
     def _verified(self, portfolio: Portfolio, cells: Sequence[Workload], finalists: Sequence[Schedule]) -> bool:
         """Whether every member is right at the largest workloads that it serves, and at those of the spec. One that is not is barred."""
@@ -285,7 +287,13 @@ class Plane:
         return [cell for cell in cells if cell.batch * cell.kv_len < self._most_positions]
 
     def _table(
-        self, decision: Decision, portfolio: Portfolio, cells: Sequence[Workload], finalists: Sequence[Schedule], default: Schedule
+        self,
+        decision: Decision,
+        portfolio: Portfolio,
+        worst_regrets: Mapping[int, float],
+        cells: Sequence[Workload],
+        finalists: Sequence[Schedule],
+        default: Schedule,
     ) -> Table | None:
         serves = {cell.key: finalists[index] for cell, index in zip(cells, portfolio.serves, strict=True)}
         launches = {key: self._winner(record, serves[key]) for key, record in decision.launches.items()}
@@ -306,7 +314,7 @@ class Plane:
             for key, rival in decision.rivals.items()
             if key in launches and rival.candidate.backend != launches[key].candidate.backend
         }
-        worst = {str(size): round(regret, 4) for size, regret in self._worst_by_size.items()}
+        worst = {str(size): round(regret, 4) for size, regret in worst_regrets.items()}
         facts = {"cells": len(rows), "launches": len(finalists), "worst_by_launches": worst, "failed": self._failed()}
         return Table(replace(decision, launches=launches, rivals=rivals), table, homes, facts, tuple(self._times.failures))
 

@@ -184,7 +184,7 @@ def test_rows_and_reports_are_collected(tmp_path: Path, monkeypatch: pytest.Monk
     known = tmp_path / "known"
     known.mkdir()
     (known / "h100_builds.csv").write_text("case,workload,budget,us\nc,1x512,60s,9\nb,1x512,60s,9\nb,1x512,10m,9\n")
-    monkeypatch.setattr("benchmarks.gpu_evidence.RESULTS", known)
+    monkeypatch.setattr("benchmarks.figures.RESULTS", known)
     collect(tmp_path)
     assert (tmp_path / "h100_attend.csv").read_text() == "provider,spec,us\nkvgen,a,1\nkvgen,b,1\n"
     assert (tmp_path / "h100_flashinfer.csv").read_text() == "provider,spec,us\nflashinfer,a,2\nflashinfer,b,2\n"
