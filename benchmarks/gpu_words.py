@@ -17,12 +17,14 @@ from kvgen.spec import AnySpec, KernelSpec, Workload, load_spec
 
 _WORDS: dict[str, tuple[str, Value]] = {
     "async": ("copy", "cp_async"),
+    "reg": ("copy", "registers"),
     "bulk": ("copy", "bulk_stage"),
     "tile": ("copy", "bulk_tile"),
     "last": ("reduction", "last_cta"),
     **{f"cl{n}": ("reduction", f"cluster{n}") for n in (2, 4, 8)},
     "cl": ("reduction", "cluster"),
     "two": ("reduction", "two_level"),
+    "exact": ("exact_q", True),
     "noexact": ("exact_q", False),
     "wave": ("splits", "wave"),
     "gemm": ("form", "gemm"),

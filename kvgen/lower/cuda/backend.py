@@ -8,10 +8,10 @@ from functools import cache, lru_cache
 from kvgen.arch import GPUS, KB, Target
 from kvgen.errors import UnsupportedError
 from kvgen.lower.base import Source
-from kvgen.lower.cuda.default import plain_launches, workload_launches
+from kvgen.lower.cuda.default import coarse_values, plain_launches, workload_launches
 from kvgen.lower.cuda.render import source
-from kvgen.lower.cuda.rows import rows_of_cta, runs
-from kvgen.lower.cuda.shared import SharedMemory, cluster_size, shared_memory
+from kvgen.lower.cuda.rows import TILE_ROWS, rows_of_cta, runs
+from kvgen.lower.cuda.shared import SUBTILE, SharedMemory, cluster_size, shared_memory
 from kvgen.lower.cuda.support import REFUSALS
 from kvgen.lower.gpu_facts import gpu_facts, preferred_block, waves_of
 from kvgen.lower.pack_memory import too_many_scales
@@ -28,6 +28,8 @@ REMEMBERED = 16
 """Specs whose search space and plain schedule are kept, since an untuned kernel asks for the defaults of some 200 workloads."""
 MOST_RING = 168 * KB
 """Rings of a multiprocessor that a search tries, at most: more gained nothing on an H200."""
+MOST_REGISTER_BITS = 1024
+"""Codes of a token that may be loaded into registers: two sub-tiles of 32 such tokens fill 64 registers of each lane."""
 
 
 class CudaBackend:
@@ -105,6 +107,9 @@ def _facts(spec: KernelSpec, target: Target) -> dict[str, Fact]:
         "boosted": spec.key.boost.fraction > 0,
         "cta_rows": rows_of_cta(spec),
         "integer_keys": _integer_keys(spec),
+        "coarse_values": coarse_values(spec),
+        "register_codes": _register_codes(spec),
+        "most_register_bits": MOST_REGISTER_BITS,
         "runs": runs(spec),
         "resident": lambda reduction: GPUS[target].resident(cluster_size(reduction)),
         "most_ring": MOST_RING,
@@ -113,7 +118,14 @@ def _facts(spec: KernelSpec, target: Target) -> dict[str, Fact]:
     }
 
 
+def _register_codes(spec: KernelSpec) -> bool:
+    """Whether codes may be loaded into registers (pipeline/code_registers.cuh), where each lane loads whole vectors of 16 bytes."""
+    bits = [quant.bits * spec.attention.head_dim for quant in (spec.key, spec.value)]
+    loads = all(SUBTILE * of_token % (32 * 128) == 0 for of_token in bits) and max(spec.key.bits, spec.value.bits) <= 4
+    return loads and sum(bits) <= MOST_REGISTER_BITS and not spec.key.boost.fraction and rows_of_cta(spec) <= TILE_ROWS
+
+
 def _integer_keys(spec: KernelSpec) -> bool:
-    """Whether K's codes meet the query as integers without `exact_q` (mainloop/integer_keys.cuh)."""
+    """Whether K's codes meet the query as integers without `exact_q`, in KV tiles of more than 32 tokens (traits.cuh)."""
     key = spec.key
-    return key.axis == "channel" and key.bits <= 4 and key.group % 32 == 0 and not key.boost.fraction and rows_of_cta(spec) <= 4
+    return key.per_channel and key.bits <= 4 and key.group % 64 == 0 and not key.boost.fraction and rows_of_cta(spec) <= 4

@@ -29,7 +29,7 @@ LARGE_GROUP = 64
 
 def plain_launches(spec: KernelSpec) -> Iterator[Params]:
     """Launches that are many times slower than the best at no shape, the best first."""
-    for exact_q in (False, True) if _coarse(spec) else (True,):
+    for exact_q in (False, True) if coarse_values(spec) else (True,):
         for shape in _shapes(spec):
             yield Params(shape, exact_q=exact_q)
 
@@ -57,26 +57,24 @@ def workload_launches(spec: KernelSpec, work: Workload, target: Target) -> Itera
             shapes.sort(
                 key=lambda shape: (-shape.integer("warps"), shape.integer("kv_tile") * shape.integer("tiles_in_flight") != IN_FLIGHT)
             )
-        for exact_q in _exactness(spec, short=short):
+        for exact_q in _exactness(spec):
             for shape in shapes:
                 launch = Params({**shape, **changes, "exact_q": exact_q})
                 if launch.integer("warps") * launch.integer("kv_tile") <= visible:  # every warp has a KV tile
                     yield launch
 
 
-def _exactness(spec: KernelSpec, *, short: bool) -> tuple[bool, ...]:
-    """Values of `exact_q` of a default, the best first. The rounding error of the query is left out where it is hidden by the error of K's
-    codes and would cost a tenth and more. Over coarse codes, short KV tiles gain nothing.
+def _exactness(spec: KernelSpec) -> tuple[bool, ...]:
+    """Values of `exact_q` of a default, the best first. Rounding errors are left out where the error of the codes hides them: that of the
+    query over a K of at most 4 bits where it would cost a tenth and more, and those of query and weights over coarse values.
     """
     hidden = spec.key.bits <= 4 and q_tiles(spec) > 1
-    return (False, True) if hidden or (_coarse(spec) and not short) else (True,)
+    return (False, True) if hidden or coarse_values(spec) else (True,)
 
 
-def _coarse(spec: KernelSpec) -> bool:
-    """Whether leaving out the rounding error of the query saves time and changes no limit: over a 2-bit V per token single rows of the
-    output have the same limit either way (docs/numerics.md).
-    """
-    return spec.key.bits <= 4 and spec.value.bits == 2 and not spec.value.per_channel and spec.key.group >= LARGE_GROUP
+def coarse_values(spec: KernelSpec) -> bool:
+    """Whether V has 2 bits per token: the error of its codes is hundreds of times as large as what `exact_q` leaves out."""
+    return spec.value.bits == 2 and not spec.value.per_channel
 
 
 def _changes(spec: KernelSpec, work: Workload, target: Target, short: bool) -> Iterator[dict[str, Value]]:

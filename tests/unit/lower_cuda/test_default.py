@@ -78,11 +78,11 @@ def test_the_number_of_heads_decides_about_ctas_and_reduction(words: str, work: 
         ("k2v2", "8x32768", "n128.w12u4d1c1.cl2.noexact"),
         ("k2v2", "32x8192", "n128.w4u4d1c2.noexact"),
         ("k2v2", "64x2048", "n128.w4u4d1c2.noexact"),
-        ("k2v2:kg32:vg32", "8x32768", "n128.w8u4d1c1.cl2"),
-        ("k2v2:kg32:vg32", "32x8192", "n128.w4u4d1c2"),
-        ("k2v2:kg64:page64", "8x32768", "n64.w12u2d2c1.cl2"),
-        ("k2v2:boost1/8:sink32:local128:page128", "8x32768", "n128.w12u4d1c1.cl2"),
-        ("k2v2:boost1/8:sink32:local128:page128", "32x8192", "n128.w6u4d1c2"),
+        ("k2v2:kg32:vg32", "8x32768", "n128.w8u4d1c1.cl2.noexact"),
+        ("k2v2:kg32:vg32", "32x8192", "n128.w4u4d1c2.noexact"),
+        ("k2v2:kg64:page64", "8x32768", "n64.w12u2d2c1.cl2.noexact"),
+        ("k2v2:boost1/8:sink32:local128:page128", "8x32768", "n128.w12u4d1c1.cl2.noexact"),
+        ("k2v2:boost1/8:sink32:local128:page128", "32x8192", "n128.w6u4d1c2.noexact"),
         ("k4v4:d64:h64/8", "64x4096", "n128.w4u4d1c2"),
     ],
 )
@@ -103,12 +103,14 @@ def test_a_gpu_without_clusters_has_the_plain_schedule() -> None:
         assert "cl" not in default("k4v4", "1x4096", target)  # type: ignore[arg-type]
 
 
-def test_only_coarse_codes_let_a_default_leave_out_the_error_of_q() -> None:
+def test_only_coarse_codes_let_a_default_leave_out_rounding_errors() -> None:
     assert default("k4v4:bf16", "32x8192") == default("k4v4", "32x8192") == "n128.w4u4d1c2"
     assert ".noexact" in default("k4v2", "32x8192")
+    assert ".noexact" in default("k8v2", "32x8192")
     assert ".noexact" not in default("k2v2:vchannel", "32x8192")
     assert ".noexact" in default("k4v4:h16/1", "8x32768")
     assert ".noexact" not in default("k8v8:h16/1", "8x32768")
+    assert ".noexact" not in default("k8v2:h16/1", "8x32768")
 
 
 @pytest.mark.parametrize(
@@ -118,7 +120,7 @@ def test_only_coarse_codes_let_a_default_leave_out_the_error_of_q() -> None:
         ("k4v4", "1x32768", "n128.w8u4d1c1"),
         ("k4v4", "4x4096", "n128.w8u1d2c1"),
         ("k4v4", "8x2048", "n128.w8u1d2c1.cl2"),
-        ("k2v2", "8x2048", "n128.w8u1d2c1.cl2"),
+        ("k2v2", "8x2048", "n128.w8u1d2c1.cl2.noexact"),
         ("k4v4", "16x1024", "n128.w8u1d2c1"),
         ("k4v4", "32x512", "n128.w4u1d2c2"),
         ("k4v4", "64x1000", "n128.w2u1d2c4"),

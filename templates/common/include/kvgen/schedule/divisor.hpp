@@ -12,10 +12,10 @@ namespace kvgen {
 
 // A number that divides by a multiplication and a shift (Granlund and Montgomery, "Division by invariant integers using multiplication",
 // 1994). A GPU has no instruction that divides integers, and a compiler puts some 25 others in its place. Dividends are not negative.
-// Nothing may be divided by zero, but a divisor may be zero.
+// A Divisor may hold zero as long as nothing is divided by it.
 class Divisor {
  public:
-  constexpr Divisor(int value) : value_(value) {  // not explicit, because a divisor is an int but for its division
+  constexpr Divisor(int value) : value_(value) {  // not explicit, so that an int may be given where a Divisor is a member
     while ((int64_t{1} << shift_) < value) ++shift_;
     if (value > 0) multiplier_ = static_cast<uint32_t>((((uint64_t{1} << shift_) - value) << 32) / value + 1);
   }

@@ -142,25 +142,27 @@ struct LoopQuery {
   TileQuery<Traits> tile;
 };
 
-// Attends to kStepSubtiles sub-tiles of the KV tile in `slot`, from the `sub`-th on, which is at `position`. `before(s)` waits for the s-th
-// of them; `after(s)` runs when no instruction reads it any more.
-template <class Traits, bool kMasked, class Before, class After>
-__device__ __forceinline__ void attend_subtiles(const Shared<Traits>& shared, uint32_t slot, int sub, const LoopQuery<Traits>& query,
+// Attends to kStepSubtiles sub-tiles of the pipeline's oldest KV tile, from the `sub`-th on, which is at `position`.
+template <class Traits, bool kMasked, class Pipeline>
+__device__ __forceinline__ void attend_subtiles(const Shared<Traits>& shared, Pipeline& pipeline, int sub, LoopQuery<Traits>& query,
                                                 int position, const PackedMask<Traits>& mask, int lane,
-                                                State<Traits> (&state)[Traits::kQTiles], Before&& before, After&& after) {
-  using Format = typename Traits::Format;
+                                                State<Traits> (&state)[Traits::kQTiles]) {
   constexpr int kStepSubtiles = Traits::kStepSubtiles;
+  const uint32_t slot = pipeline.ring.slot(pipeline.slot);
   const uint32_t subtile = slot + Traits::kTileHeaderBytes + sub * Traits::kSubtileStride;
   Products<Traits> products[kStepSubtiles][Traits::kQTiles];
   ValueParams<Traits> params[kStepSubtiles];
 #pragma unroll
   for (int s = 0; s < kStepSubtiles; ++s) {
-    before(s);
+    const uint32_t at = subtile + s * Traits::kSubtileStride;
+    pipeline.wait(sub + s);
+    if constexpr (Traits::kKeyPerChannel) scale_query<Traits>(shared, slot, (sub + s) * 32, lane, query.tile);
     if constexpr (Traits::kIntegerKeys)
-      multiply_integer_keys<Traits>(subtile + s * Traits::kSubtileStride, lane, query.tile.fragments[0][0], products[s][0]);
+      multiply_integer_keys<Traits>(pipeline.key_codes(at, sub + s), lane, query.tile.fragments[0][0], products[s][0]);
     else
-      multiply_keys<Traits>(subtile + s * Traits::kSubtileStride, lane, query.tile.fragments, query.tile.boost, products[s]);
-    load_value_params<Traits>(subtile + s * Traits::kSubtileStride + Format::kValueTokenParams, lane, params[s]);
+      multiply_keys<Traits>(at, pipeline.key_codes(at, sub + s), lane, query.tile.fragments, query.tile.boost, products[s]);
+    pipeline.release_keys(sub + s);
+    load_value_params<Traits>(at + Traits::Format::kValueTokenParams, lane, params[s]);
   }
   Weights<Traits> weights[Traits::kQTiles][kStepSubtiles];
 #pragma unroll
@@ -176,9 +178,9 @@ __device__ __forceinline__ void attend_subtiles(const Shared<Traits>& shared, ui
   }
 #pragma unroll
   for (int s = 0; s < kStepSubtiles; ++s) {
-    multiply_values<Traits>(subtile + s * Traits::kSubtileStride + Format::kValueCodes, slot + Traits::KeyChannelParams::kBytes,
+    multiply_values<Traits>(pipeline.value_codes(subtile + s * Traits::kSubtileStride, sub + s), slot + Traits::KeyChannelParams::kBytes,
                             (sub + s) * 32, lane, weights, s, state);
-    after(s);
+    pipeline.release(sub + s);
   }
 }
 
@@ -188,18 +190,10 @@ __device__ __forceinline__ int run_tiles(const Shared<Traits>& shared, Pipeline&
                                          const PackedMask<Traits>& mask, LoopQuery<Traits>& query, int lane,
                                          State<Traits> (&state)[Traits::kQTiles]) {
   for (; tile < stop; tile += stride) {
-    const uint32_t slot = pipeline.ring.slot(pipeline.slot);
 #pragma unroll
     for (int sub = 0; sub < Traits::kTileSubtiles; sub += Traits::kStepSubtiles) {
-      const auto before = [&](int s) {
-        if ((sub + s) % Traits::kStageSubtiles == 0) pipeline.ring.wait(pipeline.slot, (sub + s) / Traits::kStageSubtiles);
-        if constexpr (Traits::kKeyPerChannel) scale_query<Traits>(shared, slot, (sub + s) * 32, lane, query.tile);
-      };
-      const auto after = [&](int s) {
-        if ((sub + s + 1) % Traits::kStageSubtiles == 0) pipeline.release((sub + s) / Traits::kStageSubtiles);
-      };
       const int position = Traits::Format::ResidualRows::kSink + tile * Traits::kTileTokens + sub * 32;
-      attend_subtiles<Traits, kMasked>(shared, slot, sub, query, position, mask, lane, state, before, after);
+      attend_subtiles<Traits, kMasked>(shared, pipeline, sub, query, position, mask, lane, state);
     }
     pipeline.step();
   }

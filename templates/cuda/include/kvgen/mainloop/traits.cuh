@@ -8,7 +8,10 @@
 
 namespace kvgen {
 
-enum class Copy { cp_async, bulk_stage, bulk_tile };    // bulk copies are 1-D, one per stage or one per KV tile
+// How packed tiles are read: by cp.async into shared memory, the codes by loads into registers (and all else by cp.async), or by 1-D bulk
+// copies, one per stage or one per KV tile.
+enum class Copy { cp_async, registers, bulk_stage, bulk_tile };
+constexpr bool is_bulk(Copy copy) { return copy == Copy::bulk_stage || copy == Copy::bulk_tile; }
 enum class Reduction { last_cta, two_level, cluster };  // of the splits of a head
 
 // The schedule as the static kernel runs it.
@@ -18,8 +21,8 @@ struct Static : Schedule_ {
   static constexpr int kReducedHeads = 1;  // heads whose splits a CTA may have to reduce
 };
 
-// The schedule as the planned kernel runs it: the same warps and rings, but no clusters, and cp.async instead of bulk copies, because the
-// phases of the bulk copies' barriers would have to be tracked across work tiles.
+// The schedule as the planned kernel runs it: the same warps and rings, but no clusters, and always cp.async. The phases of bulk copies'
+// barriers would have to be tracked across work tiles, and with codes in registers a planned kernel was slower.
 template <class Schedule_>
 struct Planned : Schedule_ {
   using Memory = typename Schedule_::PlannedMemory;
@@ -84,8 +87,9 @@ struct Traits : Schedule {
 
   // Without exact q, four rows or fewer meet K's codes of 4 bits or 2 as integers: columns 0..3 have the upper byte of q * scale rounded to
   // 16 bits, columns 4..7 the lower one (integer_keys.cuh). With more rows the integers would take two MMAs, and 8-bit MMAs are slower.
-  static constexpr bool kIntegerKeys =
-      kKeyPerChannel && kQueryTwice && !Schedule::kExactQ && Key::kBits <= 4 && Key::kGroup % 32 == 0 && Format::kBoosted == 0;
+  // q * scale is rounded once per KV tile and K group, which costs more than integers save where those have 32 tokens.
+  static constexpr bool kIntegerKeys = kKeyPerChannel && kQueryTwice && !Schedule::kExactQ && Key::kBits <= 4 && Format::kBoosted == 0 &&
+                                       Schedule::kTileSubtiles > 1 && Key::kGroup % 64 == 0;
   // q * scale is rounded to 16 bits. The rounding error takes part in the MMA where columns are free, or where the schedule pays for more
   // MMAs.
   static constexpr bool kCarryError = kKeyPerChannel && !kIntegerKeys && (kQueryTwice || Schedule::kExactQ);
@@ -100,11 +104,13 @@ struct Traits : Schedule {
   using KeyChannelParams = ChannelParams<Key, kHeadDim, kTileTokens>;
   using ValueChannelParams = ChannelParams<Value, kHeadDim, kTileTokens>;
   // Sub-tiles that go through the softmax together: they share one overflow test, and independent work hides latency. With one KV tile in
-  // flight a step is at most half a tile, so that the other half is in flight. More query rows leave registers for fewer sub-tiles.
+  // flight a step is at most half a tile, so that the other half is in flight. More query rows, and codes in registers, leave registers for
+  // fewer sub-tiles.
   static constexpr bool kShortSteps = (kQTiles == 2 || kValuePerChannel) && Schedule::kTileSubtiles * Schedule::kTilesInFlight < 4;
-  static constexpr int kMaxStepSubtiles = kQTiles + kValuePerChannel > 2 || kShortSteps   ? 1
-                                          : kQTiles == 2 || Schedule::kTilesInFlight == 1 ? 2
-                                                                                          : 4;
+  static constexpr bool kCodesInRegisters = Schedule::kCopy == Copy::registers;
+  static constexpr int kMaxStepSubtiles = kQTiles + kValuePerChannel > 2 || kShortSteps || kCodesInRegisters ? 1
+                                          : kQTiles == 2 || Schedule::kTilesInFlight == 1                    ? 2
+                                                                                                             : 4;
   static constexpr int kStepSubtiles = Schedule::kTileSubtiles % 2 ? 1 : std::min(kMaxStepSubtiles, Schedule::kTileSubtiles % 4 ? 2 : 4);
   // K per channel: each group of tokens has its own scales, so a sub-tile has as many sets of query operands as of params. (Two sets may be
   // those of one group.)

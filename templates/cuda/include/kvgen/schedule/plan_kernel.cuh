@@ -26,7 +26,8 @@ __device__ __forceinline__ int inclusive_sum(int mine, int lane) {
   return mine;
 }
 
-// Exclusive prefix sums over the CTA of two numbers per thread, and their totals. A CTA barrier must lie between two of them.
+// Sums over the threads of a CTA of two numbers that each thread gives: those of the threads before this one (`before`), and of all
+// (`total`). The constructor writes to `warps`, so a __syncthreads() must lie between two BlockSums.
 struct BlockSums {
   int before[2], total[2];
 
