@@ -69,7 +69,7 @@ VARIED = [
         for words in ("k2v2", "k4v4:page128", "k4v4:kg64:d64:h64/8")
         for schedule in ("w8u4d1.reg", "w4u4d1c2.reg.cl2")
     ],
-    *[KernelCase("k4v2:vchannel:kg32:vg64:d96", f"w8u{tiles}d1.reg") for tiles in (2, 4)],
+    *[KernelCase("k4v2:vchannel:kg32:vg64:d64", f"w8u{tiles}d1.reg") for tiles in (2, 4)],
     *[KernelCase(words, "w8u2d1.reg") for words in ("k2v4:token:page64", "k4v4:h64/8:sym", "k4v4:bf16:window1000:cap30")],
     KernelCase("k4v4", "w8u4d1.reg.noexact", "sm80"),
     KernelCase("k4v4", "w8u4d1.reg.cl8"),

@@ -78,6 +78,8 @@ CASES: dict[str, EmulatedCase] = {
         ((FULL, 7), (MIXED, 7), (FULL, 2)),
     ),
     "planned-batch": EmulatedCase("k4v4:h4/2:d64", 128, {"kv_tile": 64, "tiles_in_flight": 1}, ((MANY, 7),), ()),
+    "planned-heads": EmulatedCase("k4v4:h6/3:d64", 128, {"kv_tile": 64, "tiles_in_flight": 1}, ((MANY, 7),), ()),
+    "registers": EmulatedCase("k4v4:h4/2:d64", 128, {"kv_tile": 128, "tiles_in_flight": 1, "copy": "registers"}, ((EQUAL, 1), (LONG, 8))),
     "bulk": EmulatedCase("k4v4:h4/2:d64", 128, {**SMALL, "copy": "bulk_stage"}),
     "bulk-tile": EmulatedCase("k4v4:h4/2:d64", 128, {"kv_tile": 64, "tiles_in_flight": 2, "copy": "bulk_tile"}),
     "window": EmulatedCase("k4v4:h4/2:d64:kg64:window100", 128, SMALL, ((EQUAL, 4), (RAGGED, 7), ((227, 483), 4)), ((FULL, 4),)),
@@ -101,7 +103,7 @@ CASES: dict[str, EmulatedCase] = {
         "k4v4:q8:h24/2:d64:kg64", 64, SMALL, (((258, 130, 385), 4), ((1500,), 30)), (((126, 129, 257, 60), 4), ((126, 129, 257, 60), 40))
     ),
     "int2": EmulatedCase("k2v2:h4/2:d64", 128, {"kv_tile": 64, "tiles_in_flight": 2}),
-    "integers": EmulatedCase("k4v4:kg32:h4/2:d64", 128, {"kv_tile": 128, "tiles_in_flight": 1, "exact_q": False}),
+    "integers": EmulatedCase("k4v4:kg64:h4/2:d64", 128, {"kv_tile": 128, "tiles_in_flight": 1, "exact_q": False}),
     "boost": EmulatedCase("k2v2:h4/2:d96:kg64:boost1/2", 128, SMALL),
     "value-groups": EmulatedCase("k4v4:vg32:h4/2:d64", 128, SMALL),
     "value-channel": EmulatedCase("k8v8:vchannel:sym:h4/2:d64", 128, {"kv_tile": 64, "tiles_in_flight": 1}),

@@ -219,7 +219,7 @@ FAULTS: tuple[Fault, ...] = (
             "(int64_t{1} << shift_) < value) ++shift_;", "(int64_t{2} << shift_) < value) ++shift_;",
         ),
         (
-            "divisor-multiplier", "planned", "multiples of a known number that is no power of two give a quotient that is one too small",
+            "divisor-multiplier", "planned-heads", "multiples of a known number that is no power of two give a quotient that is one too small",
             "<< 32) / value + 1);", "<< 32) / value);",
         ),
     ),
@@ -604,7 +604,26 @@ FAULTS: tuple[Fault, ...] = (
         ),
     ),
     *_in(
+        "pipeline/code_registers",
+        (
+            "registers-upcoming", "registers", "codes of the next KV tile are those of this one again",
+            "return upcoming.exists ? upcoming.subtiles + (later", "return upcoming.exists ? tile + (later",
+        ),
+        (
+            "registers-place", "registers", "codes of K go where those of the next sub-tile are",
+            "load(keys[sub % kDepth], later", "load(keys[(sub + 1) % kDepth], later",
+        ),
+        (
+            "registers-begin", "registers", "V's codes of the first sub-tiles are all the first one's",
+            "load(values[sub], tile + sub * Traits::kSubtileStride", "load(values[sub], tile",
+        ),
+    ),
+    *_in(
         "pipeline/ring",
+        (
+            "registers-params", "registers", "V's params of codes in registers are not copied",
+            "subtile + Format::kValueTokenParams, lane);", "subtile + Format::kKeyCodes, lane);",
+        ),
         (
             "ring-wait", "last", "a stage is read one commit group before it has arrived",
             "case 0: ptx::copy_wait<kOthers>(); break;", "case 0: ptx::copy_wait<kOthers + 1>(); break;",

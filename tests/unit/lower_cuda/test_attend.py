@@ -49,7 +49,7 @@ CASES: tuple[Case, ...] = (
     ("k8v4:q4:h4/2:vchannel:kg16:vg512:d64", 512, {"kv_tile": 128}),
     ("k4v4:h8/2:d80", 128, {"kv_tile": 64, "exact_q": False}),
     ("k2v2:h8/2:kg64:d128", 64, {"kv_tile": 64, "exact_q": False}),
-    ("k4v4:h8/2:kg32:d64", 128, {"kv_tile": 128, "exact_q": False}),
+    ("k4v4:h8/2:kg64:d64", 128, {"kv_tile": 128, "exact_q": False}),
     ("k4v4:h16/2:d48", 128, {"kv_tile": 64, "exact_q": False}),
     ("k2v4:q4:h16/4:kg32:d64", 64, {"kv_tile": 64, "exact_q": False}),
     ("k4v2:q2:h20/2:kg64:sym:d64", 128, {"kv_tile": 128, "exact_q": False}),
