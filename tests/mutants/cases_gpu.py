@@ -42,7 +42,7 @@ CASES: dict[str, Case] = {
         _case("half-run-boost", "k2v2:kg64:vchannel:vg32:h8/2:d80:boost3/5", "n64.w8u2d1", "4x2048"),
         _case("runs", "k4v4:q8:h24/2:d64:kg64", "n64.w4u1d2", "1x8192q8 4x2048q8"),
         _case("int2", "k2v2:h8/2:d64", "w8u2d2", "4x2048"),
-        _case("integers", "k4v4:kg64:h8/2:d64", "n128.w8u4d1.noexact", "4x2048"),
+        _case("integers", "k4v4:kg64:h8/2:d64", "n128.w8u4d2.noexact", "4x2048"),
         _case("boost", "k2v2:h8/2:d96:kg64:boost1/2", "n128.w8u1d2", "4x2048"),
         _case("value-groups", "k4v4:vg32:h8/2:d64", "w8u1d2", "4x2048"),
         _case("value-channel", "k8v8:vchannel:sym:h8/2:d64", "w8u2d1", "4x4096"),

@@ -103,7 +103,7 @@ CASES: dict[str, EmulatedCase] = {
         "k4v4:q8:h24/2:d64:kg64", 64, SMALL, (((258, 130, 385), 4), ((1500,), 30)), (((126, 129, 257, 60), 4), ((126, 129, 257, 60), 40))
     ),
     "int2": EmulatedCase("k2v2:h4/2:d64", 128, {"kv_tile": 64, "tiles_in_flight": 2}),
-    "integers": EmulatedCase("k4v4:kg64:h4/2:d64", 128, {"kv_tile": 128, "tiles_in_flight": 1, "exact_q": False}),
+    "integers": EmulatedCase("k4v4:kg64:h4/2:d64", 128, {"kv_tile": 128, "tiles_in_flight": 2, "exact_q": False}),
     "boost": EmulatedCase("k2v2:h4/2:d96:kg64:boost1/2", 128, SMALL),
     "value-groups": EmulatedCase("k4v4:vg32:h4/2:d64", 128, SMALL),
     "value-channel": EmulatedCase("k8v8:vchannel:sym:h4/2:d64", 128, {"kv_tile": 64, "tiles_in_flight": 1}),

@@ -15,25 +15,25 @@ static_assert(Format::kSubtileBytes == 4224 && Format::kHeaderBytes == 512 && Fo
 struct Schedule {
   // Shared memory of a CTA: offsets in bytes; kSlot is the size of a KV tile.
   struct StaticMemory {
-    static constexpr int kSlot = 4736, kBarriers = 75776, kQuery = 75776, kMerge = 79872, kPages = 96384, kWorkTiles = 96384, kScalars = 97408, kFlags = 97984, kCluster = 98000, kFlush = 0, kTotal = 100608;
+    static constexpr int kSlot = 17408, kBarriers = 34816, kQuery = 34816, kMerge = 38912, kPages = 43040, kWorkTiles = 43040, kScalars = 43296, kFlags = 43488, kCluster = 43504, kFlush = 0, kTotal = 43520;
   };
   struct PlannedMemory {
-    static constexpr int kSlot = 4736, kBarriers = 75776, kQuery = 75776, kMerge = 79872, kPages = 96384, kWorkTiles = 96384, kScalars = 97408, kFlags = 97984, kCluster = 98000, kFlush = 0, kTotal = 98048;
+    static constexpr int kSlot = 17408, kBarriers = 34816, kQuery = 34816, kMerge = 38912, kPages = 43040, kWorkTiles = 43040, kScalars = 43296, kFlags = 43488, kCluster = 43504, kFlush = 0, kTotal = 43520;
   };
-  static constexpr int kWarps = 8;
-  static constexpr int kTileSubtiles = 1;
-  static constexpr int kTilesInFlight = 2;
-  static constexpr int kCtasPerSm = 1;
+  static constexpr int kWarps = 2;
+  static constexpr int kTileSubtiles = 4;
+  static constexpr int kTilesInFlight = 1;
+  static constexpr int kCtasPerSm = 4;
   static constexpr kvgen::Copy kCopy = kvgen::Copy::cp_async;
-  static constexpr kvgen::Reduction kReduction = kvgen::Reduction::cluster;
-  static constexpr int kCluster = 8;
+  static constexpr kvgen::Reduction kReduction = kvgen::Reduction::last_cta;
+  static constexpr int kCluster = 1;
   static constexpr int kGroup = 4;
   static constexpr int kMaxQLen = 1;
   static constexpr int kQTiles = 1;
   static constexpr bool kPaged = false;
   static constexpr int kPageBlocks = 0;
   static constexpr int kWindowPlaces = 0;
-  static constexpr bool kExactQ = true;
+  static constexpr bool kExactQ = false;
   static constexpr bool kOverlap = true;
   using Mask = kvgen::CausalMask;
   using ScoreModifier = kvgen::NoModifier;

@@ -15,18 +15,18 @@ static_assert(Format::kSubtileBytes == 4224 && Format::kHeaderBytes == 512 && Fo
 struct Schedule {
   // Shared memory of a CTA: offsets in bytes; kSlot is the size of a KV tile.
   struct StaticMemory {
-    static constexpr int kSlot = 4736, kBarriers = 75776, kQuery = 75776, kMerge = 79872, kPages = 96384, kWorkTiles = 96384, kScalars = 97408, kFlags = 97984, kCluster = 98000, kFlush = 0, kTotal = 100224;
+    static constexpr int kSlot = 8960, kBarriers = 71680, kQuery = 71680, kMerge = 75776, kPages = 84032, kWorkTiles = 84032, kScalars = 84544, kFlags = 84864, kCluster = 84880, kFlush = 0, kTotal = 84992;
   };
   struct PlannedMemory {
-    static constexpr int kSlot = 4736, kBarriers = 75776, kQuery = 75776, kMerge = 79872, kPages = 96384, kWorkTiles = 96384, kScalars = 97408, kFlags = 97984, kCluster = 98000, kFlush = 0, kTotal = 98048;
+    static constexpr int kSlot = 8960, kBarriers = 71680, kQuery = 71680, kMerge = 75776, kPages = 84032, kWorkTiles = 84032, kScalars = 84544, kFlags = 84864, kCluster = 84880, kFlush = 0, kTotal = 84992;
   };
-  static constexpr int kWarps = 8;
-  static constexpr int kTileSubtiles = 1;
+  static constexpr int kWarps = 4;
+  static constexpr int kTileSubtiles = 2;
   static constexpr int kTilesInFlight = 2;
-  static constexpr int kCtasPerSm = 1;
+  static constexpr int kCtasPerSm = 2;
   static constexpr kvgen::Copy kCopy = kvgen::Copy::cp_async;
-  static constexpr kvgen::Reduction kReduction = kvgen::Reduction::cluster;
-  static constexpr int kCluster = 2;
+  static constexpr kvgen::Reduction kReduction = kvgen::Reduction::last_cta;
+  static constexpr int kCluster = 1;
   static constexpr int kGroup = 4;
   static constexpr int kMaxQLen = 1;
   static constexpr int kQTiles = 1;

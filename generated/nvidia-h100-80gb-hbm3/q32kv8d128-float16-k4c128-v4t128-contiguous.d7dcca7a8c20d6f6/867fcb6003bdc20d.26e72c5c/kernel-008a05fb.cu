@@ -15,25 +15,25 @@ static_assert(Format::kSubtileBytes == 4224 && Format::kHeaderBytes == 512 && Fo
 struct Schedule {
   // Shared memory of a CTA: offsets in bytes; kSlot is the size of a KV tile.
   struct StaticMemory {
-    static constexpr int kSlot = 4736, kBarriers = 37888, kQuery = 37888, kMerge = 41984, kPages = 50240, kWorkTiles = 50240, kScalars = 50752, kFlags = 51072, kCluster = 51088, kFlush = 0, kTotal = 51200;
+    static constexpr int kSlot = 17408, kBarriers = 139264, kQuery = 139264, kMerge = 143360, kPages = 159872, kWorkTiles = 159872, kScalars = 160896, kFlags = 161472, kCluster = 161488, kFlush = 0, kTotal = 164096;
   };
   struct PlannedMemory {
-    static constexpr int kSlot = 4736, kBarriers = 37888, kQuery = 37888, kMerge = 41984, kPages = 50240, kWorkTiles = 50240, kScalars = 50752, kFlags = 51072, kCluster = 51088, kFlush = 0, kTotal = 51200;
+    static constexpr int kSlot = 17408, kBarriers = 139264, kQuery = 139264, kMerge = 143360, kPages = 159872, kWorkTiles = 159872, kScalars = 160896, kFlags = 161472, kCluster = 161488, kFlush = 0, kTotal = 161536;
   };
-  static constexpr int kWarps = 4;
-  static constexpr int kTileSubtiles = 1;
-  static constexpr int kTilesInFlight = 2;
-  static constexpr int kCtasPerSm = 2;
+  static constexpr int kWarps = 8;
+  static constexpr int kTileSubtiles = 4;
+  static constexpr int kTilesInFlight = 1;
+  static constexpr int kCtasPerSm = 1;
   static constexpr kvgen::Copy kCopy = kvgen::Copy::cp_async;
-  static constexpr kvgen::Reduction kReduction = kvgen::Reduction::last_cta;
-  static constexpr int kCluster = 1;
+  static constexpr kvgen::Reduction kReduction = kvgen::Reduction::cluster;
+  static constexpr int kCluster = 8;
   static constexpr int kGroup = 4;
   static constexpr int kMaxQLen = 1;
   static constexpr int kQTiles = 1;
   static constexpr bool kPaged = false;
   static constexpr int kPageBlocks = 0;
   static constexpr int kWindowPlaces = 0;
-  static constexpr bool kExactQ = true;
+  static constexpr bool kExactQ = false;
   static constexpr bool kOverlap = true;
   using Mask = kvgen::CausalMask;
   using ScoreModifier = kvgen::NoModifier;
