@@ -219,7 +219,8 @@ FAULTS: tuple[Fault, ...] = (
             "(int64_t{1} << shift_) < value) ++shift_;", "(int64_t{2} << shift_) < value) ++shift_;",
         ),
         (
-            "divisor-multiplier", "planned-heads", "multiples of a known number that is no power of two give a quotient that is one too small",
+            "divisor-multiplier", "planned-heads",
+            "multiples of a known number that is no power of two give a quotient that is one too small",
             "<< 32) / value + 1);", "<< 32) / value);",
         ),
     ),
