@@ -18,10 +18,11 @@ PLAIN, MANY, SHORT = "8x32768", "64x32768", "8x8192"
 UNEQUAL = "1x131072+63x1024"
 MODERATE = "1x57344+1x50176+1x43008+1x35840+1x28672+1x21504+1x14336+1x11264"
 MIXED = "4x2048+4x4096+4x6144+4x8192+4x10240+4x12288+4x14336+4x16384"
-WIDE = ("w8u4d1", "w8u4d1.cl2", "w8u1d2.cl2", "w4u4d1c2")
+RINGS = ("w8u4d1", "w8u4d1.cl2", "w8u1d2.cl2", "w4u4d1c2")
+WIDE = (*RINGS, "w8u4d1.reg", "w8u4d1.reg.cl2")
 PAGES = (*WIDE, "w8u4d1.bulk.cl2")
 FINE = ("w8u2d2.cl2", "w8u2d2", "w4u2d2c2", "w8u1d2.cl2")
-"""CUDA schedules for KV tiles of 128 tokens, on pages too, and for KV tiles of 64."""
+"""CUDA schedules for KV tiles of 128 tokens, without and with codes in registers, on pages too, and for KV tiles of 64."""
 RAGGED = ("w8u1d2", "w8u4d1", "w8u2d2", "w4u4d1c2", "w4u2d2c2", "w4u1d2c2")
 """CUDA schedules for unequal lengths: a plan takes no clusters."""
 BYTE, CRUMB = ("w8u2d1.cl2", "w8u1d2.cl2", "w8u1d2", "w4u2d1c2"), ("w12u4d1.cl2", "w12u4d1", "w6u4d1c2", "w4u4d1c2")
@@ -45,7 +46,9 @@ MANY_ROWS = ("w8u4d1", "w8u4d1.cl2", "w8u2d1.cl2", "w4u2d2", "w8u4d1.noexact", "
 UNQUANTIZED = ("w4u1d2.cl2", "w4u1d2", "w6u1d2", "w8u1d1")
 CRUMB_PAGES = ("w8u1d2", "w12u2d2.cl2", "w8u2d2.cl2", "w12u2d1.cl2", "w6u2d2c2")
 """CUDA schedules for K with boost, for short heads, for many packed-GQA rows, for 16 bits, and for 2-bit codes in small blocks."""
-MANY_HEADS, MANY_HEADS_BYTE = ("w8u4d1", "w8u1d2", "w4u4d1c2", "w4u2d2c2", "w6u2d1c2"), ("w8u1d2", "w8u2d1", "w4u1d2c2")
+MANY_HEADS_RINGS = ("w8u4d1", "w8u1d2", "w4u4d1c2", "w4u2d2c2", "w6u2d1c2")
+MANY_HEADS = (*MANY_HEADS_RINGS, "w8u4d1.reg", "w4u4d1c2.reg")
+MANY_HEADS_BYTE = ("w8u1d2", "w8u2d1", "w4u1d2c2")
 MANY_HEADS_CRUMB = ("w8u4d1", "w12u4d1", "w6u4d1c2", "w4u4d1c2", "w4u4d1c3")
 MANY_HEADS_ROWS = ("w8u4d1", "w8u2d1", "w4u2d2", "w4u4d1c2", "w8u4d1.noexact", "w8u2d1.noexact", "w4u4d1c2.noexact")
 """CUDA schedules for more heads than multiprocessors: of codes of 4, 8 and 2 bits, and of many packed-GQA rows."""
@@ -121,9 +124,9 @@ SHAPES = (
     Shape("groups of 64", "k4v4:kg64", cuda=FINE, tilelang=FINE_TILES),
     Shape("page 64", "k4v4:kg64:page64", sibling="groups of 64", cuda=FINE, tilelang=FINE_TILES),
     Shape("token", "k4v4:token"),
-    Shape("token, page 64", "k4v4:token:page64", sibling="token", tilelang=FINE_TILES),
-    Shape("token, page 32", "k4v4:token:page32", sibling="token", tilelang=("w8u1s2", "w8u1s2.cl")),
-    Shape("token, page 16", "k4v4:token:page16", sibling="token"),
+    Shape("token, page 64", "k4v4:token:page64", sibling="token", cuda=RINGS, tilelang=FINE_TILES),
+    Shape("token, page 32", "k4v4:token:page32", sibling="token", cuda=RINGS, tilelang=("w8u1s2", "w8u1s2.cl")),
+    Shape("token, page 16", "k4v4:token:page16", sibling="token", cuda=RINGS),
     Shape("as many bytes as 1x131072+63x1024", "k4v4", "8x24448"),
     Shape("ragged, one long", "k4v4", UNEQUAL, "as many bytes as 1x131072+63x1024", ("w8u4d1", "w4u4d1c2", "w8u2d2", "w4u2d2c2"), SPREAD),
     Shape("ragged, moderate", "k4v4", MODERATE, "plain", RAGGED, SPREAD),
@@ -208,8 +211,8 @@ SHAPES = (
     _shorter("window 4096, 8 bits", "k8v8:window4096", MANY_HEADS_BYTE),
     _shorter("V per channel, 8 bits", "k8v8:sym:vchannel", MANY_HEADS_BYTE),
     _shorter("V per channel, 4 bits", "k4v4:vchannel", MANY_HEADS),
-    _shorter("head_dim 80", "k4v4:d80", (*MANY_HEADS, "w6u4d1c2")),
-    _shorter("head_dim 112", "k4v4:d112", MANY_HEADS),
+    _shorter("head_dim 80", "k4v4:d80", (*MANY_HEADS_RINGS, "w6u4d1c2")),
+    _shorter("head_dim 112", "k4v4:d112", MANY_HEADS_RINGS),
     _shorter("head_dim 192", "k4v4:d192", MANY_HEADS_BYTE),
     _shorter("group 16", "k4v4:h128/8", MANY_HEADS_ROWS),
     _shorter("group 32", "k4v4:h256/8", MANY_HEADS_ROWS),

@@ -84,7 +84,7 @@ class Schedule(Json):
 
     @property
     def exact(self) -> bool:
-        """Whether its kernel carries the rounding error of the query (docs/numerics.md); without the parameter `exact_q` it does."""
+        """Whether its kernel carries the rounding errors that `exact_q: false` leaves out (docs/numerics.md). All without `exact_q` do."""
         return bool(self.launch.get("exact_q", True))
 
     def __str__(self) -> str:

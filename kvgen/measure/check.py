@@ -55,7 +55,7 @@ def check(
 class Checker:
     """Verification of one variant. `again` repeats its last call, to detect whether memory was overwritten meanwhile.
 
-    `exact`: whether its schedule carries the rounding error of the query.
+    `exact`: whether its schedule carries the rounding errors that `exact_q: false` leaves out.
     """
 
     def __init__(self, variant: Variant, device: torch.device | str, policy: CheckPolicy | None = None, *, exact: bool = True) -> None:

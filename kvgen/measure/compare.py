@@ -23,7 +23,7 @@ TIES = 1e-3
 class Comparison:
     """Compares with the limits of a spec; `accuracy` holds the worst figure by name. Every method raises CheckError beyond a limit.
 
-    `exact`: whether the schedule carries the rounding error of the query.
+    `exact`: whether the schedule carries the rounding errors that `exact_q: false` leaves out.
     """
 
     def __init__(self, spec: KernelSpec, device: torch.device, *, exact: bool = True) -> None:

@@ -32,7 +32,7 @@ class Layers:
     """Caches of one layout on a device, of as many layers, that `launches` may be called over."""
 
     def __init__(self, launches: Sequence[Variant], draw: Random, device: str = "cpu", *, exact: bool = True) -> None:
-        """`exact`: whether the launches carry the rounding error of the query."""
+        """`exact`: whether the launches carry the rounding errors that `exact_q: false` leaves out."""
         self.launches, self.draw, self.device, self.exact = launches, draw, torch.device(device), exact
         self.spec, self.layout = launches[0].spec, launches[0].layout
         self.attention = self.spec.attention

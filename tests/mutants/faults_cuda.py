@@ -615,6 +615,14 @@ FAULTS: tuple[Fault, ...] = (
             "load(keys[sub % kDepth], later", "load(keys[(sub + 1) % kDepth], later",
         ),
         (
+            "registers-values", "registers", "V takes codes of K after the first sub-tiles",
+            "later + Format::kValueCodes);", "later + Format::kKeyCodes);",
+        ),
+        (
+            "registers-step", "registers", "after a KV tile the codes of its own later sub-tiles come again",
+            "step(const TileAddress& upcoming) { tile = upcoming.subtiles; }", "step(const TileAddress&) {}",
+        ),
+        (
             "registers-begin", "registers", "V's codes of the first sub-tiles are all the first one's",
             "load(values[sub], tile + sub * Traits::kSubtileStride", "load(values[sub], tile",
         ),
@@ -622,7 +630,7 @@ FAULTS: tuple[Fault, ...] = (
     *_in(
         "pipeline/ring",
         (
-            "registers-params", "registers", "V's params of codes in registers are not copied",
+            "registers-params", "registers", "with codes in registers, codes of K stand for V's params",
             "subtile + Format::kValueTokenParams, lane);", "subtile + Format::kKeyCodes, lane);",
         ),
         (

@@ -29,7 +29,7 @@ REMEMBERED = 16
 MOST_RING = 168 * KB
 """Rings of a multiprocessor that a search tries, at most: more gained nothing on an H200."""
 MOST_REGISTER_BITS = 1024
-"""Codes of a token that may be loaded into registers: two sub-tiles of 32 such tokens fill 64 registers of each lane."""
+"""Bits of a token's codes, of K and V, that may be loaded into registers: two sub-tiles fill 64 registers of a lane."""
 
 
 class CudaBackend:

@@ -49,7 +49,7 @@ CASES: tuple[Case, ...] = (
     ("k8v4:q4:h4/2:vchannel:kg16:vg512:d64", 512, {"kv_tile": 128}),
     ("k4v4:h8/2:d80", 128, {"kv_tile": 64, "exact_q": False}),
     ("k2v2:h8/2:kg64:d128", 64, {"kv_tile": 64, "exact_q": False}),
-    ("k4v4:h8/2:kg64:d64", 128, {"kv_tile": 128, "exact_q": False}),
+    ("k4v4:h8/2:kg64:d64", 128, {"kv_tile": 128, "tiles_in_flight": 2, "exact_q": False}),
     ("k4v4:h16/2:d48", 128, {"kv_tile": 64, "exact_q": False}),
     ("k2v4:q4:h16/4:kg32:d64", 64, {"kv_tile": 64, "exact_q": False}),
     ("k4v2:q2:h20/2:kg64:sym:d64", 128, {"kv_tile": 128, "exact_q": False}),
@@ -63,8 +63,8 @@ CASES: tuple[Case, ...] = (
     ("k4v4:h8/2:kg64:d48", 64, {"copy": "bulk_tile"}),
     ("k2v4:h8/2:vchannel:kg48:vg48:d64", 192, {"tiles_in_flight": 2, "copy": "bulk_stage"}),
     ("k4v8:token:page16:h4/2:d64", 16, {"tiles_in_flight": 2, "copy": "bulk_tile"}),
-    ("k4v4:h8/2:kg64:page128", 128, {"kv_tile": 64, "copy": "registers"}),
-    ("k4v2:h16/2:vchannel:kg32:vg64:d64", 128, {"kv_tile": 128, "copy": "registers", "reduction": "cluster2"}),
+    ("k4v4:h8/2:kg64:page128", 128, {"kv_tile": 128, "copy": "registers", "exact_q": False}),
+    ("k4v2:h16/2:vchannel:kg96:vg48:d64", 192, {"kv_tile": 64, "copy": "registers", "reduction": "cluster2"}),
     ("k2v4:token:page64:h4/2:d64:window200", 64, {"kv_tile": 64, "copy": "registers"}),
 )
 PER_CHANNEL = (*CASES[21:24], *CASES[32:35])

@@ -15,7 +15,7 @@ namespace kvgen {
 // A Divisor may hold zero as long as nothing is divided by it.
 class Divisor {
  public:
-  constexpr Divisor(int value) : value_(value) {  // not explicit, so that an int may be given where a Divisor is a member
+  constexpr Divisor(int value) : value_(value) {  // not explicit, so that a member of this type can be initialized from an int
     while ((int64_t{1} << shift_) < value) ++shift_;
     if (value > 0) multiplier_ = static_cast<uint32_t>((((uint64_t{1} << shift_) - value) << 32) / value + 1);
   }

@@ -16,7 +16,7 @@ constexpr float kSmallestScale = 1.f / (1 << 23) / (1 << 23);  // without kZeros
 constexpr float kScaleOfConstants = 1.f / 1024;  // with kZerosInScales: replaces 0, so that the weight is a normal number of fp16
 
 // Whether zeros of V are in units of the scale and meet the rounded weights, as the codes do: then the rounding error of a weight is
-// multiplied by the value, and not by the code. The error of 2-bit codes themselves is hundreds of times as large, so schedules choose.
+// multiplied by the value, and not by the code. The error of 2-bit codes themselves is hundreds of times as large, so kExactQ decides.
 template <class Traits>
 constexpr bool kZerosInScales = Traits::kValuePerToken && (Traits::Value::kBits > 2 || Traits::kExactQ);
 

@@ -22,7 +22,8 @@ struct Static : Schedule_ {
 };
 
 // The schedule as the planned kernel runs it: the same warps and rings, but no clusters, and always cp.async. The phases of bulk copies'
-// barriers would have to be tracked across work tiles, and with codes in registers a planned kernel was slower.
+// barriers would have to be tracked across work tiles. With codes in registers (code_registers.cuh) the planned kernel was slower, because
+// its state leaves fewer registers.
 template <class Schedule_>
 struct Planned : Schedule_ {
   using Memory = typename Schedule_::PlannedMemory;
@@ -87,7 +88,7 @@ struct Traits : Schedule {
 
   // Without exact q, four rows or fewer meet K's codes of 4 bits or 2 as integers: columns 0..3 have the upper byte of q * scale rounded to
   // 16 bits, columns 4..7 the lower one (integer_keys.cuh). With more rows the integers would take two MMAs, and 8-bit MMAs are slower.
-  // q * scale is rounded once per KV tile and K group, which costs more than integers save where those have 32 tokens.
+  // q * scale is rounded for every set of channel params of a KV tile, which at 32 tokens or fewer costs more than integers save.
   static constexpr bool kIntegerKeys = kKeyPerChannel && kQueryTwice && !Schedule::kExactQ && Key::kBits <= 4 && Format::kBoosted == 0 &&
                                        Schedule::kTileSubtiles > 1 && Key::kGroup % 64 == 0;
   // q * scale is rounded to 16 bits. The rounding error takes part in the MMA where columns are free, or where the schedule pays for more

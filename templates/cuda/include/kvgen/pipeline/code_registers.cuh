@@ -1,5 +1,5 @@
 // The codes that a warp attends to next, loaded from global memory into registers. Codes lie in fragment order, so the lane that loads a
-// word is the one that expands it, and shared memory would only delay it.
+// word can be the one that expands it, and they need not pass through shared memory.
 #pragma once
 #include <algorithm>
 
@@ -18,7 +18,7 @@ struct CodeRegisters {
   static_assert(Traits::kTilesInFlight == 1 && Traits::kStepSubtiles == 1 && Traits::kTileSubtiles % kDepth == 0);
   static_assert(kKeyLoads * 512 == Format::kKeyTokenParams && kValueLoads * 512 == Format::kValueTokenParams - Format::kValueCodes);
   static_assert(!Traits::kGathered && Traits::kHalfStride == 0 && Format::kBoosted == 0);
-  const uint8_t* tile;  // sub-tiles of the tile that the warp attends to
+  const uint8_t* tile;  // address of the first sub-tile of the KV tile that the warp attends to
   uint4 keys[kDepth][kKeyLoads], values[kDepth][kValueLoads];
 
   __device__ __forceinline__ void begin(const TileAddress& first) {

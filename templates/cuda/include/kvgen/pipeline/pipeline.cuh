@@ -1,4 +1,4 @@
-// A warp's pipeline: its ring of KV tiles, the iterator that fills the ring, and codes in registers where the schedule has them there.
+// A warp's pipeline: its ring of KV tiles, the iterator that fills the ring and, with Copy::registers, the codes in registers.
 #pragma once
 #include <type_traits>
 
@@ -62,10 +62,11 @@ struct Pipeline {
   __device__ __forceinline__ void wait(int sub) {
     if (sub % Traits::kStageSubtiles == 0) ring.wait(slot, sub / Traits::kStageSubtiles);
   }
-  // Refills what the warp no longer reads: the keys of a sub-tile of the oldest tile, then the rest of it with its stage.
+  // Called when the keys of the oldest tile's `sub`-th sub-tile are read no more.
   __device__ __forceinline__ void release_keys([[maybe_unused]] int sub) {
     if constexpr (kCodesInRegisters) codes.refill_keys(sub, upcoming);
   }
+  // Called when the rest of the sub-tile is read no more, too: refills its stage after the stage's last sub-tile.
   __device__ __forceinline__ void release(int sub) {
     if constexpr (kCodesInRegisters) codes.refill_values(sub, upcoming);
     if ((sub + 1) % Traits::kStageSubtiles != 0) return;

@@ -126,7 +126,8 @@ struct Ring<Traits, Copy::cp_async> {
   }
 };
 
-// Codes in registers (code_registers.cuh): a slot holds the params alone. The places of codes stay, since lanes exchange products there.
+// With codes in registers (code_registers.cuh) only params are copied. The slot keeps its layout: with kExchangeShared lanes exchange
+// products where K's codes would lie.
 template <class Traits>
 struct Ring<Traits, Copy::registers> : Ring<Traits, Copy::cp_async> {
   using Ring<Traits, Copy::cp_async>::Ring;
