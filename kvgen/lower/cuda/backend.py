@@ -11,7 +11,7 @@ from kvgen.lower.base import Source
 from kvgen.lower.cuda.default import coarse_values, plain_launches, workload_launches
 from kvgen.lower.cuda.render import source
 from kvgen.lower.cuda.rows import TILE_ROWS, rows_of_cta, runs
-from kvgen.lower.cuda.shared import SUBTILE, SharedMemory, cluster_size, shared_memory
+from kvgen.lower.cuda.shared import SharedMemory, cluster_size, shared_memory
 from kvgen.lower.cuda.support import REFUSALS
 from kvgen.lower.gpu_facts import gpu_facts, preferred_block, waves_of
 from kvgen.lower.pack_memory import too_many_scales
@@ -119,10 +119,14 @@ def _facts(spec: KernelSpec, target: Target) -> dict[str, Fact]:
 
 
 def _register_codes(spec: KernelSpec) -> bool:
-    """Whether codes may be loaded into registers (pipeline/code_registers.cuh), where each lane loads whole vectors of 16 bytes."""
-    bits = [quant.bits * spec.attention.head_dim for quant in (spec.key, spec.value)]
-    loads = all(SUBTILE * of_token % (32 * 128) == 0 for of_token in bits) and max(spec.key.bits, spec.value.bits) <= 4
-    return loads and sum(bits) <= MOST_REGISTER_BITS and not spec.key.boost.fraction and rows_of_cta(spec) <= TILE_ROWS
+    """Whether codes may be loaded into registers (pipeline/code_registers.cuh).
+
+    A lane loads as many bits of a sub-tile as a token has, in whole vectors of 128.
+    """
+    quants, dim = (spec.key, spec.value), spec.attention.head_dim
+    loads = all(quant.bits <= 4 and quant.bits * dim % 128 == 0 for quant in quants)
+    few = sum(quant.bits * dim for quant in quants) <= MOST_REGISTER_BITS and rows_of_cta(spec) <= TILE_ROWS
+    return loads and few and not spec.key.boost.fraction
 
 
 def _integer_keys(spec: KernelSpec) -> bool:
