@@ -1,9 +1,9 @@
 """What a plan costs: the kernels that compute a plan and advance lengths, and `attend` with a plan beside the static scheduler.
 
-    python benchmarks/gpu_plan.py [--spec k4v4] [--schedule n128.w8u1d2] [--rounds 9]
+    python benchmarks/gpu_plan.py [--spec k4v4] [--backend cuda] [--schedule n128.w8u1d2] [--equal 8x8192,…] [--rounds 9]
 
-Plans are of batches whose lengths differ (log-uniform, 512 to 8K tokens). `attend` is timed at equal lengths, where both schedulers do the
-same work, in turns with the read of as many bytes. Rows go to $OUT (or benchmarks/results) as GPU_plan.csv.
+Plans are of batches whose lengths differ (log-uniform, 512 to 8K tokens). `attend` is timed at equal lengths (`--equal`), where both
+schedulers do the same work, in turns with the read of as many bytes. Rows go to $OUT (or benchmarks/results) as GPU_plan.csv.
 """
 
 from __future__ import annotations
@@ -43,16 +43,18 @@ def main() -> None:
     """Compile, time, print, write."""
     command = parser(__doc__)
     command.add_argument("--spec", default="k4v4")
+    command.add_argument("--backend", choices=["cuda", "tilelang"], default="cuda")
     command.add_argument("--schedule", default="n128.w8u1d2")
+    command.add_argument("--equal", type=lambda words: words.split(","), default=EQUAL, metavar="BxL,…", help="workloads of equal lengths")
     add_rounds(command)
     options = command.parse_args()
-    spec = spec_of(options.spec, "sm90", [workload_of(word) for word in EQUAL])
-    backend = get_backend("cuda")
+    spec = spec_of(options.spec, "sm90", [workload_of(word) for word in options.equal])
+    backend = get_backend(options.backend)
     (schedule,) = schedules_of(options.schedule, backend, spec, "sm90")
     module = load(build(backend.lower(spec, schedule, "sm90")).path)
     read_roofline.read_roofline("sm90")
     rows = [row for batch in BATCHES for row in bookkeeping(module, batch, options.rounds)]
-    rows += [row for word in EQUAL for row in schedulers(spec, module, layout_of(spec, schedule.layout), word, options.rounds)]
+    rows += [row for word in options.equal for row in schedulers(spec, module, layout_of(spec, schedule.layout), word, options.rounds)]
     for row in rows:
         print(f"{row['kernel']:20}{row['workload']:>10}{row['us']:9.2f} µs {row['read_fraction']}", flush=True)
     write_rows(of_gpu("plan"), [{"spec": options.spec, "schedule": options.schedule, **row} for row in rows], gpu_facts(POLICY))

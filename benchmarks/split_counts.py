@@ -2,6 +2,7 @@
 
     python benchmarks/split_counts.py --read benchmarks/results/h200_split_counts.csv
     python benchmarks/split_counts.py --batches 9,17,24,40 --lengths 4096,32768 --case "k4v4 w8u4d1,w4u4d1c2" --case "k8v8 w8u2d1"
+    python benchmarks/split_counts.py --backend tilelang --batches 9,17 --lengths 4096,20000 --case "k4v4 w8u2s2"
 
 A case is a spec and schedules in the words of gpu_words.py, which have no clusters. Their modules are compiled from headers in which the
 environment overrules the model; nothing else differs. Numbers of splits go up to `--most`, as long as a launch has at most `--waves`
@@ -70,6 +71,7 @@ def main() -> int:
     """Compile, time, write."""
     command = parser(__doc__)
     command.add_argument("--read", type=Path, metavar="FILE")
+    command.add_argument("--backend", choices=["cuda", "tilelang"], default="cuda")
     command.add_argument("--case", action="append", default=[], metavar="'SPEC SCHEDULE[,SCHEDULE]'")
     command.add_argument("--batches", default="")
     command.add_argument("--lengths", default="")
@@ -103,7 +105,7 @@ def measure(options: Any, end: float) -> int:
     known = gpu_today()
     works = [Workload(batch=int(b), kv_len=int(n)) for n in options.lengths.split(",") for b in options.batches.split(",")]
     for words in options.case:
-        variants = compiled(*words.split())
+        variants = compiled(options.backend, *words.split())
         for work in works:
             if work.batch * work.kv_len > options.most_tokens:
                 continue
@@ -115,15 +117,15 @@ def measure(options: Any, end: float) -> int:
             except NoRoom as error:
                 print(f"- {words}, {work.key}: {error}", flush=True)
                 continue
-            rows += [{"spec": words.split()[0], **row} for row in found]
+            rows += [{"spec": words.split()[0], "backend": options.backend, **row} for row in found]
             write_rows(options.name, rows, known)
             print(*(f"{row['schedule']} {row['splits']}: {row['us']}" for row in best_of(found)), flush=True)
     print("\n".join(summary(rows)))
     return len(rows)
 
 
-def compiled(spec_words: str, schedule_words: str) -> dict[str, tuple[Schedule, Variant]]:
-    """The schedules of a case by their words, compiled and loaded. Raises CompileError and CompilerCrash."""
+def compiled(name: str, spec_words: str, schedule_words: str) -> dict[str, tuple[Schedule, Variant]]:
+    """The schedules of a back end and a case by their words, compiled and loaded. Raises CompileError and CompilerCrash."""
     from benchmarks.compiling import build_sources
     from benchmarks.gpu_words import schedules_of, spec_of
     from kvgen.lower.backends import get_backend
@@ -133,14 +135,14 @@ def compiled(spec_words: str, schedule_words: str) -> dict[str, tuple[Schedule, 
     from kvgen.spec import Workload
     from kvgen.toolchain import Artifact
 
-    backend, spec = get_backend("cuda"), spec_of(spec_words, "sm90", [Workload(batch=1, kv_len=4096)])
-    schedules = {name: schedules_of(name, backend, spec, "sm90")[0] for name in schedule_words.split(",")}
+    backend, spec = get_backend(name), spec_of(spec_words, "sm90", [Workload(batch=1, kv_len=4096)])
+    schedules = {word: schedules_of(word, backend, spec, "sm90")[0] for word in schedule_words.split(",")}
     built = build_sources([backend.lower(spec, schedule, "sm90") for schedule in schedules.values()], processors())
     variants = {}
-    for (name, schedule), artifact in zip(schedules.items(), built, strict=True):
+    for (word, schedule), artifact in zip(schedules.items(), built, strict=True):
         if not isinstance(artifact, Artifact):
             raise artifact
-        variants[name] = schedule, Variant(spec, layout_of(spec, schedule.layout), load(artifact.path))
+        variants[word] = schedule, Variant(spec, layout_of(spec, schedule.layout), load(artifact.path))
     return variants
 
 
