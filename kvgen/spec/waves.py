@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 MOST_WAVES = 8
 WAVE_BYTES = 160 * 1024
-"""Which a multiprocessor could read while the CTAs of a wave start and end."""
+"""Which a multiprocessor could read while the CTAs of a wave start and end, unless a back end says otherwise."""
 REDUCE_BYTES = 3 * 1024
 """Which a CTA could read while it reduces one more split."""
 MOST_SPLITS = 256
@@ -38,6 +38,8 @@ class Waves:
 
     most_splits: int = MOST_SPLITS
     """Splits of a head at most."""
+    wave_bytes: int = WAVE_BYTES
+    """Bytes that a multiprocessor could read while the CTAs of a wave start and end."""
 
     @property
     def possible(self) -> bool:
@@ -53,7 +55,7 @@ class Waves:
         steps = max(1, tokens // self.step_tokens)
         counts = (self._splits(heads, steps, waves) for waves in range(1, self.most_waves + 1))
         least = min(self.cost(heads, steps, count) for count in counts)
-        return math.log(least / (heads * steps / self.resident * self.tile_bytes + self._wave_bytes))
+        return math.log(least / (heads * steps / self.resident * self.tile_bytes + self._start_bytes))
 
     def _splits(self, heads: int, steps: int, waves: int) -> int:
         """Splits that fill so many waves, or fewer where reducing one more takes longer than the reading that it saves."""
@@ -63,8 +65,8 @@ class Waves:
     def cost(self, heads: int, steps: int, splits: int) -> float:
         """Modelled time, in bytes that a CTA could read, of so many heads of `steps` steps with `splits` splits each."""
         waves = -(-heads * splits // self.resident)
-        return waves * (-(-steps // splits) * self.tile_bytes + self._wave_bytes) + splits * REDUCE_BYTES
+        return waves * (-(-steps // splits) * self.tile_bytes + self._start_bytes) + splits * REDUCE_BYTES
 
     @property
-    def _wave_bytes(self) -> int:
-        return WAVE_BYTES // self.ctas_per_sm
+    def _start_bytes(self) -> int:
+        return self.wave_bytes // self.ctas_per_sm

@@ -19,7 +19,7 @@ from kvgen.lower.schedule import Params, Schedule
 from kvgen.lower.space import Fact, SearchSpace
 from kvgen.lower.tilelang.gemm.sizes import shared_bytes as gemm_bytes
 from kvgen.lower.tilelang.isolate import lower_apart
-from kvgen.lower.tilelang.render import source
+from kvgen.lower.tilelang.render import WAVE_BYTES, source
 from kvgen.lower.tilelang.support import REFUSALS, missing
 from kvgen.lower.tilelang.traits import Traits, make_traits
 from kvgen.reference.layout import packed_layout
@@ -82,7 +82,8 @@ class TileLangBackend:
         """See `Lowering`."""
         runs = _runs(spec, schedule.launch.integer("q_tiles"))
         most = CLUSTER if schedule.launch.text("reduction") == "cluster" else MOST_SPLITS
-        return waves_of(spec, schedule, target, runs=runs, one_wave=schedule.launch.text("splits") == "wave", most_splits=most)
+        one_wave = schedule.launch.text("splits") == "wave"
+        return waves_of(spec, schedule, target, runs=runs, one_wave=one_wave, most_splits=most, wave_bytes=WAVE_BYTES)
 
 
 def _runs(spec: KernelSpec, q_tiles: int) -> int:

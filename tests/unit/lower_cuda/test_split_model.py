@@ -19,6 +19,9 @@ CALLS = """
 extern "C" int cheapest(int heads, int resident, int ctas_per_sm, int tile_bytes, int tiles, int limit) {
   return kvgen::SplitModel{heads, resident, ctas_per_sm, tile_bytes}.cheapest(tiles, limit);
 }
+extern "C" int cheapest_with(int wave_bytes, int heads, int resident, int tile_bytes, int tiles) {
+  return kvgen::SplitModel{heads, resident, 1, tile_bytes, wave_bytes}.cheapest(tiles, 256);
+}
 extern "C" int most(int heads, int resident, int limit) { return kvgen::SplitModel{heads, resident, 1, 1}.most(limit); }
 extern "C" int most_waves() { return kvgen::SplitModel::kMostWaves; }
 extern "C" int wave_bytes() { return kvgen::SplitModel::kWaveBytes; }
@@ -60,6 +63,12 @@ def test_more_heads_than_run_at_once_are_split_so_that_the_last_wave_is_fuller(
 @pytest.mark.parametrize("heads", [136, 192, 320])
 def test_short_heads_are_not_split_for_a_full_wave_since_every_split_has_a_start(model: ctypes.CDLL, heads: int) -> None:
     assert splits(model, heads, 8) == 1
+
+
+def test_where_a_wave_takes_longer_to_start_there_are_fewer_waves(model: ctypes.CDLL) -> None:
+    """104 heads of 312 tiles on 132 multiprocessors: five splits fill four waves, and one split leaves 28 multiprocessors empty."""
+    tile, tiles = TILE // 2, 312
+    assert [model.cheapest_with(kib * 1024, 104, SMS, tile, tiles) for kib in (160, 256)] == [5, 1]
 
 
 @given(heads=st.integers(1, 5000), tiles=st.integers(0, 9000), ctas=st.sampled_from([1, 2, 4]), limit=st.sampled_from([8, LIMIT]))

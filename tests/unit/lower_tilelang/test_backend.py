@@ -170,6 +170,14 @@ def test_what_was_lowered_once_is_kept(own_cache: Path, monkeypatch: pytest.Monk
     assert backend.lower(spec("k4v4"), schedule, "sm90").text == texts[0]
 
 
+def test_the_look_up_knows_the_start_of_a_wave_that_the_kernel_assumes(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer(monkeypatch, json.dumps(KERNELS))
+    backend = get_backend("tilelang")
+    schedule = backend.default(spec("k4v4"), "sm90")
+    assumed = backend.waves(spec("k4v4"), schedule, "sm90").wave_bytes
+    assert f"kWaveBytes = {assumed};" in backend.lower(spec("k4v4"), schedule, "sm90").text
+
+
 @pytest.mark.parametrize("content", ["null", "[]", "{}", "{"])
 def test_a_lowered_file_that_is_damaged_is_none(content: str, tmp_path: Path) -> None:
     (tmp_path / "lowered.json").write_text(content)

@@ -27,7 +27,7 @@ struct TileArgs {
 };
 
 // Numbers of a variant: kThreads, kCtasPerSm, kSplits, kCluster (whether the splits of a head are a cluster), kTileTokens, kTileBytes,
-// kRingBytes, kQRows (of a CTA), kQTiles, kWindow (0 without a sliding window).
+// kWaveBytes (see SplitModel), kRingBytes, kQRows (of a CTA), kQTiles, kWindow (0 without a sliding window).
 template <class Format, class Schedule>
 struct TileHost {
   static constexpr int kMaxRuns = ceil_div(Schedule::kGroup * Schedule::kMaxQLen, 8 * Schedule::kQTiles);
@@ -154,7 +154,7 @@ struct TileHost {
     t.q_len = a.q_len, t.scale = a.scale * 1.4426950408889634f, t.runs = runs(a.q_len);
     return t;
   }
-  static SplitModel model(int cells) { return {cells, resident_ctas(), Schedule::kCtasPerSm, Schedule::kTileBytes}; }
+  static SplitModel model(int cells) { return {cells, resident_ctas(), Schedule::kCtasPerSm, Schedule::kTileBytes, Schedule::kWaveBytes}; }
   static int64_t distance(const void* from, const void* to) {
     return (reinterpret_cast<intptr_t>(to) - reinterpret_cast<intptr_t>(from)) / 16;
   }
