@@ -138,16 +138,13 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm)
     ResidualTile<Traits> tile;
     tile.clear();
     fetch_residual<Traits>(residual, place, warp, lane, tile);
-    pipeline.template fill<false>();
+    pipeline.fill();
     if (index > 0) {
       __syncthreads();
-      pipeline.prefetch_codes();
       store_work_tile<Traits>(args, memory, queue[index - 1], Traits::kQTiles - 1);
       queue.request(index + 1);
     }
-    if constexpr (hybrid::kFirst < 2) pipeline.load_codes();  // after the call, which would spill them
     loader.publish(args, shared, warp, lane);
-    if constexpr (hybrid::kFirst == 2) pipeline.load_codes();
     flushes |= kAppend && residual.fills_block();
     __syncthreads();
 

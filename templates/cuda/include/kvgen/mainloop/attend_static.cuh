@@ -83,9 +83,8 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm) attend_s
   ResidualTile<Traits> tile;
   fetch_residual<Traits>(residual, scheduler.place, warp, lane, tile);
   const int first = begin_tiles(pipeline.tiles, scheduler, length, seqlen.length, args.q_len, warp);
-  pipeline.template fill<hybrid::kFirst == 1 || (hybrid::kFirst == 0 && !kFillEarly)>();
+  pipeline.fill();
   loader.publish(args, shared, warp, lane);
-  if constexpr (hybrid::kFirst == 2) pipeline.load_codes();
   __syncthreads();
 #if KVGEN_SM90
   if constexpr (Traits::kReduction == Reduction::cluster) ClusterReduction<Traits>::expect(memory);

@@ -120,14 +120,12 @@ __device__ __forceinline__ void own_integer_sums(uint32_t codes, const Products<
     // The second tile's lanes are swapped in pairs, which avoids bank conflicts.
     const int from = (lane / 4 * 4 + lane % 2) * 16, at = first ? from : 512 + (from ^ 32);
     const uint32_t low = codes + lane * 16, high = codes + 512 + (lane * 16 ^ 32);
-    constexpr int kStride = Traits::kExchangeStride;
-    if constexpr (!Traits::kTileKeys) {
-      __syncwarp();
+    constexpr int kStride = Traits::Format::kSubtileBytes;
+    __syncwarp();
 #pragma unroll
-      for (int s = 0; s < kStepSubtiles; ++s)
-        ptx::store_shared16(low + s * kStride, products[s][0][0][0]), ptx::store_shared16(high + s * kStride, products[s][0][0][1]);
-      __syncwarp();
-    }
+    for (int s = 0; s < kStepSubtiles; ++s)
+      ptx::store_shared16(low + s * kStride, products[s][0][0][0]), ptx::store_shared16(high + s * kStride, products[s][0][0][1]);
+    __syncwarp();
 #pragma unroll
     for (int s = 0; s < kStepSubtiles; ++s) {
       const uint4 a = ptx::load_shared16(codes + at + s * kStride), b = ptx::load_shared16(codes + (at ^ 32) + s * kStride);

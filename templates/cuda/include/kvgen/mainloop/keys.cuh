@@ -63,14 +63,12 @@ __device__ __forceinline__ void own_sums(uint32_t codes, const Products<Traits> 
   const bool first = lane % 4 < 2;
   if constexpr (Traits::kExchangeShared) {
     const uint32_t mine = codes + lane * 16, at = (lane / 4 * 4 + lane % 2) * 16 + (first ? 0 : 512 + 32);  // see the loads
-    constexpr int kStride = Traits::kExchangeStride;
-    if constexpr (!Traits::kTileKeys) {
-      __syncwarp();
+    constexpr int kStride = Traits::Format::kSubtileBytes;
+    __syncwarp();
 #pragma unroll
-      for (int s = 0; s < kStepSubtiles; ++s)
-        ptx::store_shared16(mine + s * kStride, products[s][0][0][0]), ptx::store_shared16(mine + s * kStride + 512, products[s][0][0][1]);
-      __syncwarp();
-    }
+    for (int s = 0; s < kStepSubtiles; ++s)
+      ptx::store_shared16(mine + s * kStride, products[s][0][0][0]), ptx::store_shared16(mine + s * kStride + 512, products[s][0][0][1]);
+    __syncwarp();
 #pragma unroll
     for (int s = 0; s < kStepSubtiles; ++s) {
       // The second group of lanes reads its two addends in the other order, so that both groups use different banks.

@@ -113,14 +113,14 @@ __device__ __forceinline__ void scale_by_token(const Shared<Traits>& shared, con
 // Converts products to scores in log2 units, for one tile of query rows and the sub-tiles from `subtile` on.
 template <class Traits, int kStepSubtiles>
 __device__ __forceinline__ void to_scores(const Shared<Traits>& shared, const Products<Traits> (&products)[kStepSubtiles][Traits::kQTiles],
-                                          const TileQuery<Traits>& query, const LaneValues<Traits>& factors, uint32_t subtile,
-                                          uint32_t exchange, int tile, int lane, Scores<Traits> (&x)[kStepSubtiles]) {
-  if constexpr (Traits::kErrorInCopy) own_sums<Traits>(exchange, products, lane, x);
-  if constexpr (Traits::kIntegerKeys) own_integer_sums<Traits>(exchange, products, lane, x);
+                                          const TileQuery<Traits>& query, const LaneValues<Traits>& factors, uint32_t subtile, int tile,
+                                          int lane, Scores<Traits> (&x)[kStepSubtiles]) {
+  if constexpr (Traits::kErrorInCopy) own_sums<Traits>(subtile + Traits::Format::kKeyCodes, products, lane, x);
+  if constexpr (Traits::kIntegerKeys) own_integer_sums<Traits>(subtile + Traits::Format::kKeyCodes, products, lane, x);
 #pragma unroll
   for (int s = 0; s < kStepSubtiles; ++s) {
     if constexpr (Traits::kKeyPerToken)
-      scale_by_token<Traits>(shared, products[s][tile], subtile + s * Traits::kRingStride + Traits::Format::kKeyTokenParams, tile, lane,
+      scale_by_token<Traits>(shared, products[s][tile], subtile + s * Traits::kSubtileStride + Traits::Format::kKeyTokenParams, tile, lane,
                              x[s]);
     else if constexpr (!Traits::kErrorInCopy && !Traits::kIntegerKeys)
       own_products<Traits>(products[s][tile][0][0], products[s][tile][0][1], lane, x[s].product);
@@ -142,26 +142,6 @@ struct LoopQuery {
   TileQuery<Traits> tile;
 };
 
-// With kTileKeys: multiplies all keys of the pipeline's oldest KV tile. The products lie where `own_sums` or `own_integer_sums` loads them.
-template <class Traits, class Pipeline>
-__device__ __forceinline__ void multiply_tile_keys(const Shared<Traits>& shared, Pipeline& pipeline, LoopQuery<Traits>& query, int lane) {
-  const uint32_t slot = pipeline.ring.slot(pipeline.slot), exchange = pipeline.ring.slot(Traits::kTilesInFlight);
-  const uint32_t low = exchange + lane * 16, high = exchange + 512 + (Traits::kIntegerKeys ? lane * 16 ^ 32 : lane * 16);
-  pipeline.wait(0);
-  scale_query<Traits>(shared, slot, 0, lane, query.tile);
-#pragma unroll
-  for (int sub = 0; sub < Traits::kTileSubtiles; ++sub) {
-    Products<Traits> products[1];
-    if constexpr (Traits::kIntegerKeys)
-      multiply_integer_keys<Traits>(pipeline.key_codes(0, sub), lane, query.tile.fragments[0][0], products[0]);
-    else
-      multiply_keys<Traits>(0, pipeline.key_codes(0, sub), lane, query.tile.fragments, query.tile.boost, products);
-    pipeline.release_keys(sub);
-    ptx::store_shared16(low + sub * 1024, products[0][0][0]), ptx::store_shared16(high + sub * 1024, products[0][0][1]);
-  }
-  __syncwarp();
-}
-
 // Attends to kStepSubtiles sub-tiles of the pipeline's oldest KV tile, from the `sub`-th on, which is at `position`.
 template <class Traits, bool kMasked, class Pipeline>
 __device__ __forceinline__ void attend_subtiles(const Shared<Traits>& shared, Pipeline& pipeline, int sub, LoopQuery<Traits>& query,
@@ -169,30 +149,26 @@ __device__ __forceinline__ void attend_subtiles(const Shared<Traits>& shared, Pi
                                                 State<Traits> (&state)[Traits::kQTiles]) {
   constexpr int kStepSubtiles = Traits::kStepSubtiles;
   const uint32_t slot = pipeline.ring.slot(pipeline.slot);
-  const uint32_t subtile = slot + Traits::kTileHeaderBytes + sub * Traits::kRingStride - Traits::kRingShift;
-  const uint32_t exchange = Traits::kExchangeBytes ? pipeline.ring.slot(Traits::kTilesInFlight) + (Traits::kTileKeys ? sub * 1024 : 0)
-                                                   : subtile + Traits::Format::kKeyCodes;
+  const uint32_t subtile = slot + Traits::kTileHeaderBytes + sub * Traits::kSubtileStride;
   Products<Traits> products[kStepSubtiles][Traits::kQTiles];
   ValueParams<Traits> params[kStepSubtiles];
 #pragma unroll
   for (int s = 0; s < kStepSubtiles; ++s) {
-    const uint32_t at = subtile + s * Traits::kRingStride;
-    if (!Traits::kTileKeys || sub + s > 0) pipeline.wait(sub + s);
-    if constexpr (Traits::kKeyPerChannel && !Traits::kTileKeys) scale_query<Traits>(shared, slot, (sub + s) * 32, lane, query.tile);
-    if constexpr (Traits::kTileKeys)
-      static_assert(Traits::kQTiles == 1);
-    else if constexpr (Traits::kIntegerKeys)
+    const uint32_t at = subtile + s * Traits::kSubtileStride;
+    pipeline.wait(sub + s);
+    if constexpr (Traits::kKeyPerChannel) scale_query<Traits>(shared, slot, (sub + s) * 32, lane, query.tile);
+    if constexpr (Traits::kIntegerKeys)
       multiply_integer_keys<Traits>(pipeline.key_codes(at, sub + s), lane, query.tile.fragments[0][0], products[s][0]);
     else
       multiply_keys<Traits>(at, pipeline.key_codes(at, sub + s), lane, query.tile.fragments, query.tile.boost, products[s]);
-    if constexpr (!Traits::kTileKeys) pipeline.release_keys(sub + s);
-    load_value_params<Traits>(at + Traits::kRingValueParams, lane, params[s]);
+    pipeline.release_keys(sub + s);
+    load_value_params<Traits>(at + Traits::Format::kValueTokenParams, lane, params[s]);
   }
   Weights<Traits> weights[Traits::kQTiles][kStepSubtiles];
 #pragma unroll
   for (int tile = 0; tile < Traits::kQTiles; ++tile) {
     Scores<Traits> x[kStepSubtiles];
-    to_scores<Traits>(shared, products, query.tile, query.factors[tile], subtile, exchange, tile, lane, x);
+    to_scores<Traits>(shared, products, query.tile, query.factors[tile], subtile, tile, lane, x);
 #pragma unroll
     for (int s = 0; s < kStepSubtiles; ++s) {
       modify_scores<Traits>(mask.seqlen, position + s * 32, tile, lane, x[s]);
@@ -202,7 +178,7 @@ __device__ __forceinline__ void attend_subtiles(const Shared<Traits>& shared, Pi
   }
 #pragma unroll
   for (int s = 0; s < kStepSubtiles; ++s) {
-    multiply_values<Traits>(pipeline.value_codes(subtile + s * Traits::kRingStride, sub + s), slot + Traits::KeyChannelParams::kBytes,
+    multiply_values<Traits>(pipeline.value_codes(subtile + s * Traits::kSubtileStride, sub + s), slot + Traits::KeyChannelParams::kBytes,
                             (sub + s) * 32, lane, weights, s, state);
     pipeline.release(sub + s);
   }
@@ -214,7 +190,6 @@ __device__ __forceinline__ int run_tiles(const Shared<Traits>& shared, Pipeline&
                                          const PackedMask<Traits>& mask, LoopQuery<Traits>& query, int lane,
                                          State<Traits> (&state)[Traits::kQTiles]) {
   for (; tile < stop; tile += stride) {
-    if constexpr (Traits::kTileKeys) multiply_tile_keys<Traits>(shared, pipeline, query, lane);
 #pragma unroll
     for (int sub = 0; sub < Traits::kTileSubtiles; sub += Traits::kStepSubtiles) {
       const int position = Traits::Format::ResidualRows::kSink + tile * Traits::kTileTokens + sub * 32;

@@ -1,7 +1,6 @@
 // What a schedule means for a format: tiles, registers, shared memory. docs/kernels.md defines the terms.
 #pragma once
 #include <algorithm>
-#include <type_traits>
 
 #include "kvgen/format/packed_format.cuh"
 #include "kvgen/schedule/split_model.cuh"
@@ -13,21 +12,6 @@ namespace kvgen {
 // copies, one per stage or one per KV tile.
 enum class Copy { cp_async, registers, bulk_stage, bulk_tile };
 constexpr bool is_bulk(Copy copy) { return copy == Copy::bulk_stage || copy == Copy::bulk_tile; }
-// PROTOTYPE. `copy: registers` loads the codes of one operand into registers; the ring brings the other operand's and all params.
-namespace hybrid {
-constexpr bool kKeys = true;     // K's codes in registers, else V's
-constexpr int kLoads = 16;        // vectors of 16 bytes of a lane in flight: of 4-bit codes (head_dim 128) a sub-tile takes 4, of 2-bit ones 2
-constexpr int kTiles = 1;        // KV tiles in the ring: 1 or 2
-constexpr int kSteps = 2;        // sub-tiles of a softmax step
-constexpr bool kPlanned = true;  // in the planned kernel, too
-// When the first codes are loaded: 0: before the length is known (static kernel, contiguous cache), 1: with the first copies, 2: after q was
-// published, whose loads and those of codes share a scoreboard. The planned kernel loads them before (0, 1) or after (2) q is published.
-constexpr int kFirst = 0;
-// All keys of a KV tile are multiplied before its first softmax step, and their products wait in shared memory. ptxas counts all loads of
-// codes on one scoreboard, so a use of the oldest codes waits for the newest ones, too; this way none is newer than half an iteration.
-constexpr bool kTileKeys = true;
-constexpr bool kAhead = false;   // planned kernel: the first codes are prefetched to L2 before the last result is stored
-}  // namespace hybrid
 enum class Reduction { last_cta, two_level, cluster };  // of the splits of a head
 
 // The schedule as the static kernel runs it.
@@ -43,7 +27,7 @@ struct Static : Schedule_ {
 template <class Schedule_>
 struct Planned : Schedule_ {
   using Memory = typename Schedule_::PlannedMemory;
-  static constexpr Copy kCopy = hybrid::kPlanned && Schedule_::kCopy == Copy::registers ? Copy::registers : Copy::cp_async;
+  static constexpr Copy kCopy = Copy::cp_async;
   static constexpr Reduction kReduction = Reduction::last_cta;
   static constexpr int kReducedHeads = 2;  // its first and its last head, reduced at the same time
 };
@@ -123,12 +107,9 @@ struct Traits : Schedule {
   // Sub-tiles that go through the softmax together: they share one overflow test, and independent work hides latency. With one KV tile in
   // flight a step is at most half a tile, so that the other half is in flight. More query rows, and codes in registers, leave registers for
   // fewer sub-tiles.
-  static constexpr bool kCodesInRegisters = Schedule::kCopy == Copy::registers;
-  static constexpr bool kKeysInRegisters = kCodesInRegisters && hybrid::kKeys, kValuesInRegisters = kCodesInRegisters && !hybrid::kKeys;
-  static constexpr int kTilesInFlight = kCodesInRegisters ? hybrid::kTiles : Schedule::kTilesInFlight;
   static constexpr bool kShortSteps = (kQTiles == 2 || kValuePerChannel) && Schedule::kTileSubtiles * Schedule::kTilesInFlight < 4;
-  static constexpr int kMaxStepSubtiles = kQTiles + kValuePerChannel > 2 || kShortSteps         ? 1
-                                          : kCodesInRegisters                                                ? hybrid::kSteps
+  static constexpr bool kCodesInRegisters = Schedule::kCopy == Copy::registers;
+  static constexpr int kMaxStepSubtiles = kQTiles + kValuePerChannel > 2 || kShortSteps || kCodesInRegisters ? 1
                                           : kQTiles == 2 || Schedule::kTilesInFlight == 1                    ? 2
                                                                                                              : 4;
   static constexpr int kStepSubtiles = Schedule::kTileSubtiles % 2 ? 1 : std::min(kMaxStepSubtiles, Schedule::kTileSubtiles % 4 ? 2 : 4);
@@ -148,24 +129,12 @@ struct Traits : Schedule {
   static constexpr int kSubtileStride = 32 / Format::kSubtile * Format::kSubtileBytes;    // one sub-tile, or two of 16 tokens
   static constexpr int kHalfStride = Format::kSubtile == 32 ? 0 : Format::kSubtileBytes;  // distance of the two sub-tiles of 16 tokens
   static constexpr int kTileBytes = Schedule::kTileSubtiles * kSubtileStride;
-  // With codes in registers a sub-tile in the ring lacks the codes of that operand. The addresses of what follows them shift.
-  static constexpr int kKeyBytes = Format::template codes_bytes<Key>(), kValueBytes = Format::kValueTokenParams - Format::kValueCodes;
-  static constexpr int kRegisterBytes = kKeysInRegisters ? kKeyBytes : kValuesInRegisters ? kValueBytes : 0;
-  static constexpr int kRingStride = kSubtileStride - kRegisterBytes;
-  static constexpr int kRingShift = kKeysInRegisters ? kKeyBytes : 0;  // of K's params, V's codes and V's params
-  static constexpr int kRingValueParams = Format::kValueTokenParams - (kValuesInRegisters ? kValueBytes : 0);
-  static constexpr int kSlotBytes = kTileHeaderBytes + Schedule::kTileSubtiles * kRingStride;
-  static constexpr bool kTileKeys = hybrid::kTileKeys && kKeysInRegisters && kExchangeShared && kKeyPerChannel &&
-                                    KeyChannelParams::kTokens == kTileTokens && hybrid::kLoads * 512 >= Schedule::kTileSubtiles * kKeyBytes;
-  static constexpr int kExchangeBytes =  // behind a warp's ring
-      kKeysInRegisters && kExchangeShared ? (kTileKeys ? Schedule::kTileSubtiles : kStepSubtiles) * 1024 : 0;
-  static constexpr int kExchangeStride = kExchangeBytes ? 1024 : kRingStride;
-  static constexpr int kWarpRing = kTilesInFlight * kSlotBytes + kExchangeBytes;
+  static constexpr int kSlotBytes = kTileHeaderBytes + kTileBytes;
   // A stage is the unit of waiting and refilling. Sub-tiles of 2-bit codes are stages of their own, so that more bytes are in flight.
   static constexpr int kStageSubtiles = Schedule::kCopy == Copy::cp_async && Key::kBits + Value::kBits <= 4 ? 1 : kStepSubtiles;
   static constexpr int kTileStages = Schedule::kTileSubtiles / kStageSubtiles;
-  static constexpr int kStageBytes = kStageSubtiles * kRingStride;
-  static constexpr int kStages = kTileStages * kTilesInFlight;
+  static constexpr int kStageBytes = kStageSubtiles * kSubtileStride;
+  static constexpr int kStages = kTileStages * Schedule::kTilesInFlight;
   static_assert(kGathered ? kTileTokens % Format::kTokens == 0 && Format::kHeaderBytes == 0 && kTileBlocks <= 32
                           : Format::kTokens % kTileTokens == 0,
                 "a KV tile lies within a block, or consists of whole ones without channel params");
@@ -188,19 +157,8 @@ struct Traits : Schedule {
   // The arrays of shared memory lie where the rendered source says (`Memory`, kvgen/lower/cuda/shared.py).
   static constexpr int kQueryPlainBytes = kQTiles * kHeadDim * 16;  // a second copy of q follows with kErrorInCopy
   static constexpr int kMergeStride = kHeadDim + 1;  // floats; odd, so that the rows and channels of a warp fall into 32 banks
-  static constexpr int kPageEntries = Schedule::kPaged ? 2 * kTilesInFlight * kTileBlocks : 0;  // of a warp
-  // The rendered offsets are those of a ring with all codes; here the ring and the entries of the block table have other sizes.
-  struct RegisterMemory : Schedule::Memory {
-    using Base = typename Schedule::Memory;
-    static constexpr int kMore = align_up(std::max(0, Schedule::kWarps * kWarpRing - Base::kBarriers), 128);
-    static constexpr int kAfter = kMore + (Schedule::kPaged ? 128 * hybrid::kTiles : 0);
-    static constexpr int kSlot = kSlotBytes, kBarriers = Base::kBarriers + kMore, kQuery = Base::kQuery + kMore, kMerge = Base::kMerge + kMore,
-                         kPages = Base::kPages + kMore, kWorkTiles = Base::kWorkTiles + kAfter, kScalars = Base::kScalars + kAfter,
-                         kFlags = Base::kFlags + kAfter, kCluster = Base::kCluster + kAfter,
-                         kFlush = Base::kFlush ? Base::kFlush + kAfter : 0, kTotal = Base::kTotal + kAfter;
-    static_assert(Schedule::kWarps * kPageEntries * 4 <= 128 * hybrid::kTiles + 16);
-  };
-  using Memory = std::conditional_t<kCodesInRegisters, RegisterMemory, typename Schedule::Memory>;
+  static constexpr int kPageEntries = Schedule::kPaged ? 2 * Schedule::kTilesInFlight * kTileBlocks : 0;  // of a warp
+  using Memory = typename Schedule::Memory;
   static_assert(kSlotBytes == Memory::kSlot && Memory::kScalars - Memory::kWorkTiles == Schedule::kWarps * WorkQueue::kWarpBytes);
   static_assert(Memory::kFlags - Memory::kScalars == (kQTiles * 8 * (1 + kKeyGroups) + Schedule::kWarps * 8 * 2) * 4);
   static_assert(Memory::kMerge - Memory::kQuery >= kQueryPlainBytes * (kErrorInCopy ? 2 : 1));

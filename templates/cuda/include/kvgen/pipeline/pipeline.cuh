@@ -23,10 +23,6 @@ struct Pipeline {
   __device__ __forceinline__ void fill_early() {
     ring.fill(0, 0, tiles.first_allocated());
     issued = 1;
-    if constexpr (kCodesInRegisters && hybrid::kFirst == 0) {
-      codes.first(tiles.first_allocated());
-      codes.begin();
-    }
   }
   // Starts with the tiles of an iterator, and issues the first stage.
   __device__ __forceinline__ void begin(const KvTiles<Traits>& tiles_) {
@@ -34,12 +30,10 @@ struct Pipeline {
     tiles.prefetch_page();
     ring.fill(0, 0, tiles.initial(0));
   }
-  // Fills the ring, and with kCodes the registers.
-  template <bool kCodes>
+  // Fills the ring.
   __device__ __forceinline__ void fill() {
     upcoming = tiles.initial(0);
-    if constexpr (kCodesInRegisters) codes.first(upcoming);
-    if constexpr (kCodes) load_codes();
+    if constexpr (kCodesInRegisters) codes.begin(upcoming);
     // The loops are not unrolled: a CTA runs this code once, and fetching more instructions costs more than the loop does.
 #pragma unroll 1
     for (int i = 0; i < Traits::kTilesInFlight; ++i) {
@@ -49,27 +43,18 @@ struct Pipeline {
       tiles.step();
       if constexpr (Traits::kPaged) tiles.pages.round = (i + 1) % PagePrefetch<Traits>::kTiles;
       upcoming = tiles.initial(i + 1);
-      if constexpr (kCodesInRegisters)
-        if (i == 0) codes.second(upcoming, ring.lane);
     }
-  }
-  __device__ __forceinline__ void prefetch_codes() {
-    if constexpr (kCodesInRegisters && hybrid::kAhead) codes.prefetch(ring.lane);
-  }
-  // After `fill` without codes.
-  __device__ __forceinline__ void load_codes() {
-    if constexpr (kCodesInRegisters) codes.begin();
   }
   // The codes of the oldest tile's `sub`-th sub-tile, which lies at `subtile` in the ring: in registers, or their address.
   __device__ __forceinline__ decltype(auto) key_codes([[maybe_unused]] uint32_t subtile, [[maybe_unused]] int sub) const {
-    if constexpr (Traits::kKeysInRegisters)
-      return (codes.codes[sub % codes.kDepth]);
+    if constexpr (kCodesInRegisters)
+      return (codes.keys[sub % codes.kDepth]);
     else
       return subtile + Traits::Format::kKeyCodes;
   }
   __device__ __forceinline__ decltype(auto) value_codes([[maybe_unused]] uint32_t subtile, [[maybe_unused]] int sub) const {
-    if constexpr (Traits::kValuesInRegisters)
-      return (codes.codes[sub % codes.kDepth]);
+    if constexpr (kCodesInRegisters)
+      return (codes.values[sub % codes.kDepth]);
     else
       return subtile + Traits::Format::kValueCodes;
   }
@@ -79,11 +64,11 @@ struct Pipeline {
   }
   // Called when the keys of the oldest tile's `sub`-th sub-tile are read no more.
   __device__ __forceinline__ void release_keys([[maybe_unused]] int sub) {
-    if constexpr (Traits::kKeysInRegisters) codes.refill(sub);
+    if constexpr (kCodesInRegisters) codes.refill_keys(sub, upcoming);
   }
   // Called when the rest of the sub-tile is read no more, too: refills its stage after the stage's last sub-tile.
   __device__ __forceinline__ void release(int sub) {
-    if constexpr (Traits::kValuesInRegisters) codes.refill(sub);
+    if constexpr (kCodesInRegisters) codes.refill_values(sub, upcoming);
     if ((sub + 1) % Traits::kStageSubtiles != 0) return;
     const int stage = sub / Traits::kStageSubtiles;
     ring.release(stage);
@@ -92,13 +77,9 @@ struct Pipeline {
   }
   // Advances to the next tile, after all stages of the oldest one are released.
   __device__ __forceinline__ void step() {
-    if constexpr (kCodesInRegisters) {
-      codes.step();
-      if constexpr (Traits::kTilesInFlight == 2) codes.second(upcoming, ring.lane);
-    }
+    if constexpr (kCodesInRegisters) codes.step(upcoming);
     tiles.step();
     upcoming = tiles.next();
-    if constexpr (kCodesInRegisters && Traits::kTilesInFlight == 1) codes.second(upcoming, ring.lane);
     if (Traits::kTilesInFlight == 1 || ++slot == Traits::kTilesInFlight) slot = 0, ring.next_round();
   }
 };

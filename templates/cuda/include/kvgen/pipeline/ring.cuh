@@ -52,10 +52,9 @@ struct Ring<Traits, Copy::cp_async> {
   using Value = ValueStageParams<Traits, Traits::kStageSubtiles * 32>;
   uint32_t base;
   int lane;
-  const uint8_t* tail = nullptr;  // of the tile that is filled: its sub-tiles, at the lane's place in rows of 128 bytes
 
   __device__ Ring(uint32_t shared, int warp, int lane_)
-      : base(ptx::pinned(shared + warp * Traits::kWarpRing)), lane(lane_) {}
+      : base(ptx::pinned(shared + warp * Traits::kTilesInFlight * Traits::kSlotBytes)), lane(lane_) {}
   __device__ __forceinline__ uint32_t slot(int slot_idx) const { return base + slot_idx * Traits::kSlotBytes; }
 
   __device__ __forceinline__ void fill(int slot_idx, int stage, const TileAddress& tile) {
@@ -75,8 +74,7 @@ struct Ring<Traits, Copy::cp_async> {
           ptx::copy_async16_if<Traits::Format::kBoosted / 16>(mine + Traits::kTileParamBytes, boost_index<Traits>(tile), lane);
       }
       if constexpr (Traits::kCodesInRegisters)
-#pragma unroll
-        for (int i = 0; i < Traits::kStageSubtiles; ++i) copy_other_codes(to, tile.subtiles, stage * Traits::kStageSubtiles + i);
+        copy_token_params(to + stage * Traits::kStageBytes, tile.subtiles + stage * Traits::kStageBytes);
       else if constexpr (Traits::kGathered)
         gather_stage(to, tile.subtiles, stage);
       else
@@ -110,19 +108,13 @@ struct Ring<Traits, Copy::cp_async> {
       warp_copy_async<Params::kSetBytes>(to + Params::offset(stage) + nth * Params::kSetBytes, from + Params::repeated(stage, nth, within),
                                          lane);
   }
-  // All of the `sub`-th sub-tile but the codes that go into registers. A last row of 128 bytes has 4 of each lane.
-  __device__ __forceinline__ void copy_other_codes(uint32_t to, const uint8_t* subtiles, int sub) {
+  __device__ __forceinline__ void copy_token_params(uint32_t to, const uint8_t* subtile) {
     using Format = typename Traits::Format;
-    constexpr int kBefore = Traits::kKeysInRegisters ? 0 : Format::kValueCodes;  // bytes before the codes that are left out
-    constexpr int kAfter = Traits::kRingStride - kBefore, kRow = kAfter % 512 == 128 ? 128 : 0, kFrom = kBefore + Traits::kRegisterBytes;
-    const uint8_t* subtile = subtiles + sub * Traits::kSubtileStride;
-    to += sub * Traits::kRingStride;
-    if constexpr (kBefore > 0) warp_copy_async<kBefore>(to, subtile, lane);
-    if constexpr (kAfter > kRow) warp_copy_async<kAfter - kRow>(to + kBefore, subtile + kFrom, lane);
-    if constexpr (kRow > 0) {
-      if (sub == 0) tail = ptx::pinned(subtiles - lane * 12);  // else the compiler adds it up for every sub-tile
-      ptx::copy_async<4>(to + Traits::kRingStride - kRow - lane * 12, tail + sub * Traits::kSubtileStride + Traits::kSubtileStride - kRow);
-    }
+    static_assert(Traits::kStageSubtiles == 1);
+    warp_copy_async<Format::template token_params_bytes<typename Traits::Key>()>(to + Format::kKeyTokenParams,
+                                                                                 subtile + Format::kKeyTokenParams, lane);
+    warp_copy_async<Format::template token_params_bytes<typename Traits::Value>()>(to + Format::kValueTokenParams,
+                                                                                   subtile + Format::kValueTokenParams, lane);
   }
   __device__ __forceinline__ void gather_stage(uint32_t to, const uint8_t* block, int stage) {
     using Runs = StageRuns<Traits>;
@@ -134,6 +126,8 @@ struct Ring<Traits, Copy::cp_async> {
   }
 };
 
+// With codes in registers (code_registers.cuh) only params are copied. The slot keeps its layout: with kExchangeShared lanes exchange
+// products where K's codes would lie.
 template <class Traits>
 struct Ring<Traits, Copy::registers> : Ring<Traits, Copy::cp_async> {
   using Ring<Traits, Copy::cp_async>::Ring;
