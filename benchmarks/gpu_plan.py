@@ -57,7 +57,8 @@ def main() -> None:
     rows += [row for word in options.equal for row in schedulers(spec, module, layout_of(spec, schedule.layout), word, options.rounds)]
     for row in rows:
         print(f"{row['kernel']:20}{row['workload']:>10}{row['us']:9.2f} µs {row['read_fraction']}", flush=True)
-    write_rows(of_gpu("plan"), [{"spec": options.spec, "schedule": options.schedule, **row} for row in rows], gpu_facts(POLICY))
+    what = {"backend": options.backend, "spec": options.spec, "schedule": options.schedule}
+    write_rows(of_gpu("plan"), [what | row for row in rows], gpu_facts(POLICY))
 
 
 def bookkeeping(module: Module, batch: int, rounds: int) -> list[Row]:

@@ -124,7 +124,7 @@ def measure(options: Any, end: float) -> int:
     return len(rows)
 
 
-def compiled(name: str, spec_words: str, schedule_words: str) -> dict[str, tuple[Schedule, Variant]]:
+def compiled(backend_name: str, spec_words: str, schedule_words: str) -> dict[str, tuple[Schedule, Variant]]:
     """The schedules of a back end and a case by their words, compiled and loaded. Raises CompileError and CompilerCrash."""
     from benchmarks.compiling import build_sources
     from benchmarks.gpu_words import schedules_of, spec_of
@@ -135,7 +135,7 @@ def compiled(name: str, spec_words: str, schedule_words: str) -> dict[str, tuple
     from kvgen.spec import Workload
     from kvgen.toolchain import Artifact
 
-    backend, spec = get_backend(name), spec_of(spec_words, "sm90", [Workload(batch=1, kv_len=4096)])
+    backend, spec = get_backend(backend_name), spec_of(spec_words, "sm90", [Workload(batch=1, kv_len=4096)])
     schedules = {word: schedules_of(word, backend, spec, "sm90")[0] for word in schedule_words.split(",")}
     built = build_sources([backend.lower(spec, schedule, "sm90") for schedule in schedules.values()], processors())
     variants = {}
@@ -165,7 +165,7 @@ def timed(variants: Mapping[str, tuple[Schedule, Variant]], work: Workload, opti
     reads = {inputs.nbytes: partial(read_roofline("sm90").samples, inputs.nbytes, policy)}
     found, read = take_turns(turns, options.rounds, reads)
     facts = {"workload": work.key, "heads": heads, "kv_len": work.kv_len}
-    chosen = {name: chosen_splits(variant, work) for name, (_, variant) in variants.items()}
+    chosen = {name: chosen_splits(variant, work, schedule.launch.integer("kv_tile")) for name, (schedule, variant) in variants.items()}
     read_us = round(median(read[inputs.nbytes]), 3)
     return [
         {"schedule": name, **facts, "splits": count, "chosen": chosen[name], "us": round(median(samples), 3), "read_us": read_us}
@@ -173,10 +173,10 @@ def timed(variants: Mapping[str, tuple[Schedule, Variant]], work: Workload, opti
     ]
 
 
-def chosen_splits(variant: Variant, work: Workload) -> int:
-    """The number that the model chooses."""
+def chosen_splits(variant: Variant, work: Workload, kv_tile: int) -> int:
+    """The number that the model chooses. Splits are of whole KV tiles; the tokens behind the last one belong to no split of their own."""
     tokens = variant.module.split_tokens(work.batch, work.kv_len, 1)
-    return -(-work.kv_len // tokens) if tokens else 1
+    return -(-(work.kv_len // kv_tile * kv_tile) // tokens) if tokens else 1
 
 
 def best_of(rows: Sequence[Row]) -> list[Row]:
@@ -188,11 +188,11 @@ def best_of(rows: Sequence[Row]) -> list[Row]:
 
 
 def summary(rows: Sequence[Mapping[str, Any]], choice: str = "chosen") -> Iterator[str]:
-    """By spec and schedule, the time with the chosen number of splits over that with the best one: geometric mean, worst, above 1.05."""
+    """By kernel, the time with the chosen number of splits over that with the best one: geometric mean, worst, above 1.05."""
     times: dict[str, dict[str, dict[int, float]]] = {}
     chosen: dict[tuple[str, str], int] = {}
     for row in rows:
-        kernel = f"{row['spec']} {row['schedule']}"
+        kernel = " ".join(filter(None, (row.get("backend"), row["spec"], row["schedule"])))
         times.setdefault(kernel, {}).setdefault(row["workload"], {})[int(row["splits"])] = float(row["us"])
         chosen[kernel, row["workload"]] = int(row[choice])
     losses = {

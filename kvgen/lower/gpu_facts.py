@@ -11,7 +11,7 @@ from kvgen.lower.space import Fact, spec_facts
 from kvgen.reference.layout import packed_layout
 from kvgen.reference.sizes import near_128, smallest_block
 from kvgen.spec import KernelSpec
-from kvgen.spec.waves import MOST_SPLITS, MOST_WAVES, WAVE_BYTES, Waves
+from kvgen.spec.waves import MOST_WAVES, Waves
 
 MAX_BATCH = 2048
 """Sequences per call: the CTA that computes a plan keeps their positions in shared memory (`kMaxPlanBatch`)."""
@@ -47,8 +47,6 @@ def waves_of(
     runs: int,
     cluster: int = 1,
     one_wave: bool = False,
-    most_splits: int = MOST_SPLITS,
-    wave_bytes: int = WAVE_BYTES,
 ) -> Waves:
     """How a schedule's CTAs run on the usual GPU of a target. `runs` CTAs share the packed-GQA rows of a KV head, `cluster` CTAs the KV
     tiles of a split; `one_wave`: the kernel chooses no more splits than run at once.
@@ -63,8 +61,6 @@ def waves_of(
         tile_bytes=layout.block_bytes * kv_tile // layout.tokens,
         most_waves=1 if one_wave else MOST_WAVES,
         visible=window + kv_tile if window else None,
-        most_splits=most_splits,
-        wave_bytes=wave_bytes,
     )
 
 

@@ -1,8 +1,8 @@
 """How evenly a launch fills a GPU where all sequences are equally long: the model by which the host chooses the number of splits.
 
 A GPU runs a number of CTAs at a time, and each such set of CTAs is a *wave*. The last wave of a launch may be partly empty. A kernel
-chooses its splits by this model in C++ (`templates/cuda/include/kvgen/schedule/split_model.cuh`, whose numbers are repeated here). The
-look-up of a launch needs it in Python, where no kernel is loaded.
+chooses its splits by this model in C++ (`templates/cuda/include/kvgen/schedule/split_model.cuh`, whose numbers are repeated here; those
+of a variant are the back end's). The look-up of a launch needs it in Python, where no kernel is loaded.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 MOST_WAVES = 8
 WAVE_BYTES = 160 * 1024
-"""Which a multiprocessor could read while the CTAs of a wave start and end, unless a back end says otherwise."""
+"""Bytes that a multiprocessor could read while the CTAs of a wave start and end, with CUDA's kernels."""
 REDUCE_BYTES = 3 * 1024
-"""Which a CTA could read while it reduces one more split."""
+"""Bytes that a CTA could read while it reduces one more split."""
 MOST_SPLITS = 256
 
 
@@ -55,7 +55,7 @@ class Waves:
         steps = max(1, tokens // self.step_tokens)
         counts = (self._splits(heads, steps, waves) for waves in range(1, self.most_waves + 1))
         least = min(self.cost(heads, steps, count) for count in counts)
-        return math.log(least / (heads * steps / self.resident * self.tile_bytes + self._start_bytes))
+        return math.log(least / (heads * steps / self.resident * self.tile_bytes + self._cta_wave_bytes))
 
     def _splits(self, heads: int, steps: int, waves: int) -> int:
         """Splits that fill so many waves, or fewer where reducing one more takes longer than the reading that it saves."""
@@ -65,8 +65,8 @@ class Waves:
     def cost(self, heads: int, steps: int, splits: int) -> float:
         """Modelled time, in bytes that a CTA could read, of so many heads of `steps` steps with `splits` splits each."""
         waves = -(-heads * splits // self.resident)
-        return waves * (-(-steps // splits) * self.tile_bytes + self._start_bytes) + splits * REDUCE_BYTES
+        return waves * (-(-steps // splits) * self.tile_bytes + self._cta_wave_bytes) + splits * REDUCE_BYTES
 
     @property
-    def _start_bytes(self) -> int:
+    def _cta_wave_bytes(self) -> int:
         return self.wave_bytes // self.ctas_per_sm

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from fractions import Fraction
 from functools import cache, partial
 from itertools import product
@@ -19,7 +20,7 @@ from kvgen.lower.schedule import Params, Schedule
 from kvgen.lower.space import Fact, SearchSpace
 from kvgen.lower.tilelang.gemm.sizes import shared_bytes as gemm_bytes
 from kvgen.lower.tilelang.isolate import lower_apart
-from kvgen.lower.tilelang.render import WAVE_BYTES, source
+from kvgen.lower.tilelang.render import source
 from kvgen.lower.tilelang.support import REFUSALS, missing
 from kvgen.lower.tilelang.traits import Traits, make_traits
 from kvgen.reference.layout import packed_layout
@@ -80,10 +81,11 @@ class TileLangBackend:
 
     def waves(self, spec: KernelSpec, schedule: Schedule, target: Target) -> Waves:
         """See `Lowering`."""
-        runs = _runs(spec, schedule.launch.integer("q_tiles"))
+        runs, traits = _runs(spec, schedule.launch.integer("q_tiles")), make_traits(spec, schedule)
         most = CLUSTER if schedule.launch.text("reduction") == "cluster" else MOST_SPLITS
         one_wave = schedule.launch.text("splits") == "wave"
-        return waves_of(spec, schedule, target, runs=runs, one_wave=one_wave, most_splits=most, wave_bytes=WAVE_BYTES)
+        found = waves_of(spec, schedule, target, runs=runs, one_wave=one_wave)
+        return replace(found, tile_bytes=traits.tile_bytes, wave_bytes=traits.wave_bytes, most_splits=most)
 
 
 def _runs(spec: KernelSpec, q_tiles: int) -> int:

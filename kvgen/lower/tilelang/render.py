@@ -16,8 +16,6 @@ from kvgen.lower.tilelang.support import tilelang_version
 from kvgen.lower.tilelang.traits import Traits
 from kvgen.reference.layout import Operand
 
-WAVE_BYTES = 256 * 1024
-"""Which a multiprocessor could read while the CTAs of a wave start and end: more than with CUDA's kernels, whose CTAs start sooner."""
 ELEMENTS = {"float16": "__half", "bfloat16": "__nv_bfloat16"}
 
 
@@ -44,7 +42,6 @@ def source(traits: Traits, programs: Lowered, launch: Params, target: Target) ->
         planned=programs.planned,
         arguments=arguments,
         splits=launch.text("splits"),
-        wave_bytes=WAVE_BYTES,
         element=ELEMENTS[traits.dtype],
         key=quant(traits.key),
         value=quant(traits.value),

@@ -292,6 +292,11 @@ class Traits:
         return 4 * (self.tile_subtiles * self.subtile_words + self.channel_words + self.value_channel_words)
 
     @property
+    def wave_bytes(self) -> int:
+        """Bytes that a multiprocessor could read while the CTAs of a wave start and end (docs/decisions/0034)."""
+        return 256 * 1024
+
+    @property
     def block_tiles(self) -> int:
         """KV tiles of a block."""
         return self.layout.subtiles // self.tile_subtiles

@@ -16,11 +16,8 @@ from tests.unit.lower_cuda.emulate import library
 
 CALLS = """
 #include "kvgen/schedule/split_model.cuh"
-extern "C" int cheapest(int heads, int resident, int ctas_per_sm, int tile_bytes, int tiles, int limit) {
-  return kvgen::SplitModel{heads, resident, ctas_per_sm, tile_bytes}.cheapest(tiles, limit);
-}
-extern "C" int cheapest_with(int wave_bytes, int heads, int resident, int tile_bytes, int tiles) {
-  return kvgen::SplitModel{heads, resident, 1, tile_bytes, wave_bytes}.cheapest(tiles, 256);
+extern "C" int cheapest(int heads, int resident, int ctas_per_sm, int tile_bytes, int wave_bytes, int tiles, int limit) {
+  return kvgen::SplitModel{heads, resident, ctas_per_sm, tile_bytes, wave_bytes}.cheapest(tiles, limit);
 }
 extern "C" int most(int heads, int resident, int limit) { return kvgen::SplitModel{heads, resident, 1, 1}.most(limit); }
 extern "C" int most_waves() { return kvgen::SplitModel::kMostWaves; }
@@ -38,8 +35,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     return ctypes.CDLL(str(library(CALLS, Path(tmp_path_factory.mktemp("splits")))))
 
 
-def splits(model: ctypes.CDLL, heads: int, tiles: int, ctas_per_sm: int = 1, limit: int = LIMIT) -> int:
-    return int(model.cheapest(heads, SMS * ctas_per_sm, ctas_per_sm, TILE, tiles, limit))
+def splits(
+    model: ctypes.CDLL,
+    heads: int,
+    tiles: int,
+    ctas_per_sm: int = 1,
+    limit: int = LIMIT,
+    tile_bytes: int = TILE,
+    wave_bytes: int = waves.WAVE_BYTES,
+) -> int:
+    return int(model.cheapest(heads, SMS * ctas_per_sm, ctas_per_sm, tile_bytes, wave_bytes, tiles, limit))
 
 
 @pytest.mark.parametrize(("heads", "tiles", "most"), [(8, 1024, 16), (64, 256, 2), (128, 256, 1), (256, 64, 1), (1024, 64, 1)])
@@ -67,8 +72,7 @@ def test_short_heads_are_not_split_for_a_full_wave_since_every_split_has_a_start
 
 def test_where_a_wave_takes_longer_to_start_there_are_fewer_waves(model: ctypes.CDLL) -> None:
     """104 heads of 312 tiles on 132 multiprocessors: five splits fill four waves, and one split leaves 28 multiprocessors empty."""
-    tile, tiles = TILE // 2, 312
-    assert [model.cheapest_with(kib * 1024, 104, SMS, tile, tiles) for kib in (160, 256)] == [5, 1]
+    assert [splits(model, 104, 312, tile_bytes=8960, wave_bytes=kib * 1024) for kib in (160, 256)] == [5, 1]
 
 
 @given(heads=st.integers(1, 5000), tiles=st.integers(0, 9000), ctas=st.sampled_from([1, 2, 4]), limit=st.sampled_from([8, LIMIT]))
@@ -81,14 +85,16 @@ def test_the_model_of_the_look_up_has_the_numbers_of_the_kernels(model: ctypes.C
     assert (model.most_waves(), model.wave_bytes(), model.reduce_bytes()) == (waves.MOST_WAVES, waves.WAVE_BYTES, waves.REDUCE_BYTES)
 
 
-@given(batch=st.integers(1, 600), tiles=st.integers(1, 4000), ctas=st.sampled_from([1, 2, 4]))
+@given(batch=st.integers(1, 600), tiles=st.integers(1, 4000), ctas=st.sampled_from([1, 2, 4]), kib=st.sampled_from([160, 256]))
 @settings(max_examples=200, deadline=None)
-def test_the_model_of_the_look_up_finds_as_cheap_a_number_of_splits(model: ctypes.CDLL, batch: int, tiles: int, ctas: int) -> None:
+def test_the_model_of_the_look_up_finds_as_cheap_a_number_of_splits(
+    model: ctypes.CDLL, batch: int, tiles: int, ctas: int, kib: int
+) -> None:
     """It tries a number for each count of waves only, and so may miss one that is a little cheaper."""
-    own = Waves(heads=8, resident=SMS * ctas, ctas_per_sm=ctas, step_tokens=128, tile_bytes=TILE)
+    own = Waves(heads=8, resident=SMS * ctas, ctas_per_sm=ctas, step_tokens=128, tile_bytes=TILE, wave_bytes=kib * 1024)
     heads = 8 * batch
-    full = heads * tiles / own.resident * TILE + waves.WAVE_BYTES // ctas
-    chosen = own.cost(heads, tiles, splits(model, heads, tiles, ctas)) / full
+    full = heads * tiles / own.resident * TILE + own.wave_bytes // ctas
+    chosen = own.cost(heads, tiles, splits(model, heads, tiles, ctas, wave_bytes=own.wave_bytes)) / full
     found = math.exp(own.unfilled(batch, tiles * 128))
     assert chosen <= found * (1 + 1e-9)
     assert found <= chosen * 1.15

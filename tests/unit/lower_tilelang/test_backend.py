@@ -170,12 +170,13 @@ def test_what_was_lowered_once_is_kept(own_cache: Path, monkeypatch: pytest.Monk
     assert backend.lower(spec("k4v4"), schedule, "sm90").text == texts[0]
 
 
-def test_the_look_up_knows_the_start_of_a_wave_that_the_kernel_assumes(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_look_up_and_the_module_have_the_same_numbers_of_a_wave(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answer(monkeypatch, json.dumps(KERNELS))
     backend = get_backend("tilelang")
     schedule = backend.default(spec("k4v4"), "sm90")
-    assumed = backend.waves(spec("k4v4"), schedule, "sm90").wave_bytes
-    assert f"kWaveBytes = {assumed};" in backend.lower(spec("k4v4"), schedule, "sm90").text
+    waves, text = backend.waves(spec("k4v4"), schedule, "sm90"), backend.lower(spec("k4v4"), schedule, "sm90").text
+    for name, number in (("kWaveBytes", waves.wave_bytes), ("kTileBytes", waves.tile_bytes), ("kCtasPerSm", waves.ctas_per_sm)):
+        assert f"{name} = {number};" in text
 
 
 @pytest.mark.parametrize("content", ["null", "[]", "{}", "{"])
