@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -52,7 +53,9 @@ def _options(
     """Options that come before a command; the one there is acts in its callback."""
 
 
+@cache
 def _register() -> None:
+    """Add all commands to the application, once per process."""
     from kvgen.cli import accuracy, archive, bench, build, check, doctor, migrate, recommend, registry, report, space, specs
 
     for module in (build, registry, bench, accuracy, recommend, space, doctor, check, report, archive, migrate, specs):

@@ -17,7 +17,7 @@ import pytest
 from benchmarks.gpu_words import spec_of, workload_of
 from kvgen import __version__
 from kvgen.accuracy.suite import suite
-from kvgen.cli.app import main
+from kvgen.cli.app import app, main
 from kvgen.cli.describe import describe
 from kvgen.errors import HostError
 from kvgen.registry.store import Store
@@ -78,6 +78,13 @@ def test_help_loads_nothing_heavy():
 
 def test_the_version_is_one_line_and_loads_nothing_heavy():
     assert quick("--version") == f"kvgen {__version__}"
+
+
+def test_a_process_that_calls_again_registers_no_command_twice(kvgen: Any):
+    for _ in range(2):
+        assert kvgen("presets").code == 0
+    names = [command.name or command.callback.__name__ for command in app.registered_commands if command.callback]
+    assert len(names) == len(set(names)) >= len(COMMANDS)
 
 
 COMMANDS = (
