@@ -27,7 +27,7 @@ class Comparison:
     """
 
     def __init__(self, spec: KernelSpec, device: torch.device, *, exact: bool = True) -> None:
-        self.limit, self.row_limit = tolerance(spec.attention.dtype), row_tolerance(spec, exact=exact)
+        self.limit, self.row_limit = tolerance(spec.attention.dtype), row_tolerance(spec.attention.dtype, exact=exact)
         self.ties = 0.0 if device.type == "cpu" else TIES
         self.accuracy: dict[str, float] = {}
 

@@ -49,7 +49,7 @@ class StepLife(ABC, Generic[S]):
     """Steps over a cache that starts with drawn lengths. Raises AssertionError or Wrong at the first difference."""
 
     def __init__(self, spec: KernelSpec, block: int, draw: Random, *, exact: bool) -> None:
-        self.spec, self.draw, self.row_limit = spec, draw, row_tolerance(spec, exact=exact)
+        self.spec, self.draw, self.row_limit = spec, draw, row_tolerance(spec.attention.dtype, exact=exact)
         cache = spec.cache
         edge = cache.unpacked + block
         edges = (0, 1, cache.sink, edge - 1, edge, edge + block - 1)

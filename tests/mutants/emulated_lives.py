@@ -320,7 +320,7 @@ def agree(where: str, step: Step, want: tuple[torch.Tensor, torch.Tensor]) -> No
     """Output and LSE are the reference's, and counters are back at zero."""
     limit = tolerance(step.q.dtype)
     require(relative_l2(step.out, want[0]) <= limit, f"{where}: output")
-    row_limit = row_tolerance(step.kernel.spec, exact=step.kernel.exact)
+    row_limit = row_tolerance(step.kernel.spec.attention.dtype, exact=step.kernel.exact)
     require(worst_relative_l2(step.out, want[0]) <= row_limit, f"{where}: a row of the output")
     seen = torch.isfinite(want[1])
     require(torch.equal(torch.isfinite(step.lse), seen), f"{where}: LSE of a query that sees nothing")

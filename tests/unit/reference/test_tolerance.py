@@ -23,11 +23,9 @@ def test_limits_by_type_and_by_name() -> None:
 
 def test_a_single_row_of_float16_has_the_limit_of_all() -> None:
     """Except for a schedule that leaves out rounding errors, and in the other types."""
-    half = kv4_spec(attention={"dtype": "float16"})
-    assert row_tolerance(half) == 2e-3
-    assert row_tolerance(half, exact=False) == 2e-2
-    assert row_tolerance(kv4_spec(attention={"dtype": "float16"}, value={"bits": 2})) == 2e-3
-    assert row_tolerance(kv4_spec(attention={"dtype": "bfloat16"})) == pytest.approx(0.1)
+    assert row_tolerance("float16") == row_tolerance(torch.float16) == 2e-3
+    assert row_tolerance("float16", exact=False) == 2e-2
+    assert row_tolerance("bfloat16") == pytest.approx(0.1)
 
 
 def test_verification_refuses_a_row_that_all_rows_together_hide() -> None:
