@@ -22,8 +22,8 @@ struct Static : Schedule_ {
 };
 
 // The schedule as the planned kernel runs it: the same warps and rings, but no clusters, and always cp.async. The phases of bulk copies'
-// barriers would have to be tracked across work tiles. With codes in registers (code_registers.cuh) the planned kernel was slower, because
-// its state leaves fewer registers.
+// barriers would have to be tracked across work tiles. With codes in registers (code_registers.cuh) the planned kernel was slower
+// (docs/decisions/0046).
 template <class Schedule_>
 struct Planned : Schedule_ {
   using Memory = typename Schedule_::PlannedMemory;
