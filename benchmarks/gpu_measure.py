@@ -19,6 +19,7 @@ import torch
 from benchmarks.turns import take_turns
 from kvgen.lower.schedule import Schedule, layout_of
 from kvgen.measure.bytes import half_full, sequence_bytes
+from kvgen.measure.device import cold_bytes
 from kvgen.reference.data import learned_sinks
 from kvgen.reference.layout import PackedLayout
 from kvgen.reference.packing import pack_blocks, unpack_blocks
@@ -29,7 +30,6 @@ from kvgen.runtime.module import Module, load, load_library
 from kvgen.runtime.sequences import OverflowFlag
 from kvgen.spec import KernelSpec, Workload
 
-COLD_BYTES = 192 << 20
 LEAST_CAPTURED = 20
 """Calls in a graph: launches overlap within one, and not with the next."""
 UNIQUE = 64
@@ -64,7 +64,7 @@ def make_caches(spec: KernelSpec, layout: PackedLayout, work: Workload, kv_lens:
     unique = pack_blocks(layout, k, v)
     read = [x.float().cuda() for x in unpack_blocks(layout, unique, dtype)]
     nbytes = sum(sequence_bytes(spec, layout, length) for length in held)
-    count = min(256, max(1, -(-COLD_BYTES // nbytes)))
+    count = min(256, max(1, -(-cold_bytes("cuda") // nbytes)))
     q = torch.randn(work.batch, work.q_len, a.q_heads, a.head_dim, generator=random, device="cuda")
     q = (q * (logit / 4.0)).to(dtype)
     packed, tables, residuals, lengths, first = [], [], [], [], None
@@ -289,7 +289,7 @@ def read_graph(path: str, nbytes: int) -> tuple[torch.cuda.CUDAGraph, int]:
     """The read kernel over as many bytes, also out of L2."""
     read = load_library(Path(path)).get_function("read")
     size = -(-nbytes // 4096) * 4096
-    count = max(1, -(-COLD_BYTES // size))
+    count = max(1, -(-cold_bytes("cuda") // size))
     pool, sink = torch.ones(size * count, dtype=torch.uint8, device="cuda"), torch.zeros(4096, dtype=torch.uint8, device="cuda")
     keep.extend([pool, sink])
     return capture([lambda part=pool[i * size : (i + 1) * size]: read(part, sink) for i in range(count)])  # type: ignore[misc]

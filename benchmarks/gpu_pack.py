@@ -23,6 +23,7 @@ from benchmarks.compiling import default_variant
 from benchmarks.gpu_words import spec_of, workload_of
 from benchmarks.output import write_json
 from kvgen.measure import read_roofline
+from kvgen.measure.device import cold_bytes
 from kvgen.measure.job import TimingPolicy
 from kvgen.measure.timer import CudaTimer
 from kvgen.runtime.module import load_library
@@ -30,7 +31,6 @@ from kvgen.runtime.variant import Variant
 from kvgen.spec import Workload
 
 PIECE = read_roofline.PIECE
-COLD_BYTES = 192 << 20
 
 
 def main() -> int:
@@ -62,7 +62,7 @@ def measure(words: str, work: Workload, copy: Callable[..., object]) -> dict[str
     rest = 2 * work.batch * (length % layout.tokens) * heads * dim * 2
     moved = read + blocks * layout.payload_bytes + rest
     calls = []
-    for seed in range(max(1, -(-COLD_BYTES // moved))):
+    for seed in range(max(1, -(-cold_bytes("cuda") // moved))):
         random = torch.Generator("cuda").manual_seed(seed)
         k, v = (torch.randn(work.batch, length, heads, dim, generator=random, device="cuda").to(variant.dtype) for _ in range(2))
         calls.append(
@@ -93,7 +93,7 @@ def pack(variant: Variant, cache: Any, k: torch.Tensor, v: torch.Tensor, new: to
 def copied_us(copy: Callable[..., object], size: int, policy: TimingPolicy) -> float:
     """Median µs of the faster of our copy and the driver's of `size` bytes (rounded up to whole pieces)."""
     size = -(-size // PIECE) * PIECE
-    pairs = [torch.zeros(2, size, dtype=torch.uint8, device="cuda") for _ in range(max(1, -(-COLD_BYTES // (2 * size))))]
+    pairs = [torch.zeros(2, size, dtype=torch.uint8, device="cuda") for _ in range(max(1, -(-cold_bytes("cuda") // (2 * size))))]
     ours = [partial(copy, pair[0], pair[1]) for pair in pairs]
     drivers = [partial(pair[1].copy_, pair[0]) for pair in pairs]
     return min(median(CudaTimer().time(calls, policy)) for calls in (ours, drivers))

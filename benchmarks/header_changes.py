@@ -9,7 +9,8 @@ name ends in `.noexact` takes its cases with `exact_q: false`. Every changed mod
 workload. Then all modules of a case are timed at each workload, one round each in turns, idle-rested, and with `--sustained` under load,
 too. The ratio of a change is the median over rounds of its time over that of the headers as they are in the same round; the row `again`
 is those headers a second time, and tells the noise. Under load a row has the GPU's power and clock (`watts`, `clock_mhz`), those of the
-last round. Rows go to $OUT (or benchmarks/results) as header_changes.csv after every workload; none is begun after `--budget` seconds.
+last round. With `--cold 180,1440` a case is timed with as many copies of its inputs, which calls use in turn, as have so many MiB; without,
+as builds do. Rows go to $OUT (or benchmarks/results) as header_changes.csv after every workload; none is begun after `--budget` seconds.
 Exits with 1 where a change does not compile, is wrong, or could not be timed.
 """
 
@@ -25,6 +26,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import product
 from math import inf
 from pathlib import Path
 from statistics import median
@@ -103,6 +105,9 @@ def main() -> int:
     command.add_argument("--case", action="append", metavar="'SPEC SCHEDULE WORKLOADS'")
     command.add_argument("--arch", default="sm90", choices=get_args(Target))
     command.add_argument("--sustained", action="store_true", help="also under load")
+    command.add_argument(
+        "--cold", metavar="MB,…", default="", help="time with each of these between two uses of an input, not as builds do"
+    )
     command.add_argument("--no-check", action="store_true", help="do not verify the changed modules")
     command.add_argument("--budget", type=float, default=inf, help="seconds, after which no workload is begun")
     command.add_argument(
@@ -184,9 +189,9 @@ def report(built: Mapping[str, Sequence[Module]], cases: Sequence[Case]) -> set[
     return bad
 
 
-def job(case: Case, name: str, module: Module, arch: Target, workload: Workload) -> Job:
-    """Verify and time a module."""
-    return Job(case.spec, case.under(name).schedule, arch, Path(module.path), (workload,), timing=POLICY)
+def job(case: Case, name: str, module: Module, arch: Target, workload: Workload, cold: int | None = None) -> Job:
+    """Verify and time a module; `cold` as in TimingPolicy."""
+    return Job(case.spec, case.under(name).schedule, arch, Path(module.path), (workload,), timing=replace(POLICY, cold_bytes=cold))
 
 
 def wrong(built: Mapping[str, Sequence[Module]], cases: Sequence[Case], bad: Set[Place], arch: Target, worker: Worker) -> set[Place]:
@@ -213,15 +218,16 @@ def measure(
     rows: list[dict[str, Any]] = []
     failed = set()
     for number, case in enumerate(cases):
-        for workload in loaded(case.spec.workloads, options.sustained):
+        for workload, cold in product(loaded(case.spec.workloads, options.sustained), colds(options.cold)):
             if time.monotonic() > until or (BASE, number) in bad:
                 break
             modules = {name: all_[number] for name, all_ in built.items() if (name, number) not in bad} | {AGAIN: built[BASE][number]}
-            jobs = [replace(job(case, name, module, options.arch, workload), check=None) for name, module in modules.items()]
+            jobs = [replace(job(case, name, module, options.arch, workload, cold), check=None) for name, module in modules.items()]
             outcomes = dict(zip(modules, interleave(jobs, options.rounds, worker=worker), strict=True))
             failed |= {(name, number) for name, outcome in outcomes.items() if not outcome.ok}
             for name, outcome in outcomes.items():
                 row = {"change": name, "case": case.words.rsplit(" ", 1)[0], "workload": workload.key, "load": workload.load}
+                row["cold_mb"] = "" if cold is None else cold >> 20
                 rows.append(
                     row | timed(outcome, outcomes[BASE]) | {key: getattr(modules[name], key) for key in ("registers", "spill_bytes")}
                 )
@@ -248,6 +254,11 @@ def loaded(workloads: Sequence[Workload], sustained: bool) -> Iterator[Workload]
         yield workload
         if sustained:
             yield replace(workload, load="sustained")
+
+
+def colds(words: str) -> list[int | None]:
+    """Bytes that are touched between two uses of an input; without words as in builds."""
+    return [int(word) << 20 for word in words.split(",")] if words else [None]
 
 
 if __name__ == "__main__":
