@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
 
 CPU_COLD_FACTOR, CPU_COLD_MOST = 8, 512 << 20
-CUDA_COLD_FACTOR = 3
+CUDA_COLD_FACTOR = 24
 
 
 def fingerprint(target: Target, index: int = 0) -> dict[str, Any]:
