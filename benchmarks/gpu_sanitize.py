@@ -22,7 +22,6 @@ from tests.support.kernel_cases import Compilation, KernelCase, variant
 
 KERNEL_CASES = (
     KernelCase("k4v4"), KernelCase("k4v4", "w8u4d1.tile"), KernelCase("k8v8", "w8u1d2.bulk"), KernelCase("k2v2", "w8u4d1.cl8"),
-    KernelCase("k4v4:page128", "w8u4d1.reg"),
     KernelCase("k2v2", "w8u4d1"), KernelCase("k4v4:token:kg32:vg32:page64"), KernelCase("k4v4:bf16:q4:page128"),
     KernelCase("k4v4:d64:h5/1"),
     KernelCase("k8v8:d256"), KernelCase("k16v4:h16/1"), KernelCase("k4v4", "w4u4d1c2"), KernelCase("k8v8:page128", "w8u2d1.cl2"),

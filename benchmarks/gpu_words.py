@@ -17,7 +17,6 @@ from kvgen.spec import AnySpec, KernelSpec, Workload, load_spec
 
 _WORDS: dict[str, tuple[str, Value]] = {
     "async": ("copy", "cp_async"),
-    "reg": ("copy", "registers"),
     "bulk": ("copy", "bulk_stage"),
     "tile": ("copy", "bulk_tile"),
     "last": ("reduction", "last_cta"),

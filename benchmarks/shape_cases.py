@@ -19,10 +19,9 @@ UNEQUAL = "1x131072+63x1024"
 MODERATE = "1x57344+1x50176+1x43008+1x35840+1x28672+1x21504+1x14336+1x11264"
 MIXED = "4x2048+4x4096+4x6144+4x8192+4x10240+4x12288+4x14336+4x16384"
 RINGS = ("w8u4d1", "w8u4d1.cl2", "w8u1d2.cl2", "w4u4d1c2")
-WIDE = (*RINGS, "w8u4d1.reg", "w8u4d1.reg.cl2")
-PAGES = (*WIDE, "w8u4d1.bulk.cl2")
+PAGES = (*RINGS, "w8u4d1.bulk.cl2")
 FINE = ("w8u2d2.cl2", "w8u2d2", "w4u2d2c2", "w8u1d2.cl2")
-"""CUDA schedules for KV tiles of 128 tokens, without and with codes in registers, on pages too, and for KV tiles of 64."""
+"""CUDA schedules for KV tiles of 128 tokens, on pages too, and for KV tiles of 64."""
 RAGGED = ("w8u1d2", "w8u4d1", "w8u2d2", "w4u4d1c2", "w4u2d2c2", "w4u1d2c2")
 """CUDA schedules for unequal lengths: a plan takes no clusters."""
 BYTE, CRUMB = ("w8u2d1.cl2", "w8u1d2.cl2", "w8u1d2", "w4u2d1c2"), ("w12u4d1.cl2", "w12u4d1", "w6u4d1c2", "w4u4d1c2")
@@ -46,8 +45,7 @@ MANY_ROWS = ("w8u4d1", "w8u4d1.cl2", "w8u2d1.cl2", "w4u2d2", "w8u4d1.noexact", "
 UNQUANTIZED = ("w4u1d2.cl2", "w4u1d2", "w6u1d2", "w8u1d1")
 CRUMB_PAGES = ("w8u1d2", "w12u2d2.cl2", "w8u2d2.cl2", "w12u2d1.cl2", "w6u2d2c2")
 """CUDA schedules for K with boost, for short heads, for many packed-GQA rows, for 16 bits, and for 2-bit codes in small blocks."""
-MANY_HEADS_RINGS = ("w8u4d1", "w8u1d2", "w4u4d1c2", "w4u2d2c2", "w6u2d1c2")
-MANY_HEADS = (*MANY_HEADS_RINGS, "w8u4d1.reg", "w4u4d1c2.reg")
+MANY_HEADS = ("w8u4d1", "w8u1d2", "w4u4d1c2", "w4u2d2c2", "w6u2d1c2")
 MANY_HEADS_BYTE = ("w8u1d2", "w8u2d1", "w4u1d2c2")
 MANY_HEADS_CRUMB = ("w8u4d1", "w12u4d1", "w6u4d1c2", "w4u4d1c2", "w4u4d1c3")
 MANY_HEADS_ROWS = ("w8u4d1", "w8u2d1", "w4u2d2", "w4u4d1c2", "w8u4d1.noexact", "w8u2d1.noexact", "w4u4d1c2.noexact")
@@ -74,7 +72,7 @@ class Shape:
     words: str
     work: str = PLAIN
     sibling: str | None = None
-    cuda: tuple[str, ...] = WIDE
+    cuda: tuple[str, ...] = RINGS
     tilelang: tuple[str, ...] = TILES
     modules: list[dict[str, Any]] = field(default_factory=list)
 
@@ -136,7 +134,7 @@ SHAPES = (
     Shape("symmetric", "k4v4:sym", tilelang=()),
     Shape("softcap 50", "k4v4:cap50", sibling="plain"),
     Shape("as many bytes as a window of 4096", "k4v4", "8x4096"),
-    Shape("window 4096", "k4v4:window4096", sibling="as many bytes as a window of 4096", cuda=(*WIDE, "w8u1d2", "w8u2d2", "w4u1d2c2")),
+    Shape("window 4096", "k4v4:window4096", sibling="as many bytes as a window of 4096", cuda=(*RINGS, "w8u1d2", "w8u2d2", "w4u1d2c2")),
     Shape("bfloat16", "k4v4:bf16", sibling="plain"),
     Shape("q_len 4", "k4v4:q4", PLAIN + "q4", "plain", SIXTEEN_ROWS, COLUMN_TILES),
     Shape("group 16", "k4v4:h128/8", PLAIN, "plain", (*SIXTEEN_ROWS, "w8u1d2.cl2", "w8u2d2.cl2"), COLUMN_TILES),
@@ -211,8 +209,8 @@ SHAPES = (
     _shorter("window 4096, 8 bits", "k8v8:window4096", MANY_HEADS_BYTE),
     _shorter("V per channel, 8 bits", "k8v8:sym:vchannel", MANY_HEADS_BYTE),
     _shorter("V per channel, 4 bits", "k4v4:vchannel", MANY_HEADS),
-    _shorter("head_dim 80", "k4v4:d80", (*MANY_HEADS_RINGS, "w6u4d1c2")),
-    _shorter("head_dim 112", "k4v4:d112", MANY_HEADS_RINGS),
+    _shorter("head_dim 80", "k4v4:d80", (*MANY_HEADS, "w6u4d1c2")),
+    _shorter("head_dim 112", "k4v4:d112", MANY_HEADS),
     _shorter("head_dim 192", "k4v4:d192", MANY_HEADS_BYTE),
     _shorter("group 16", "k4v4:h128/8", MANY_HEADS_ROWS),
     _shorter("group 32", "k4v4:h256/8", MANY_HEADS_ROWS),

@@ -64,18 +64,6 @@ VARIED = [
     *[KernelCase("k4v4:kg32:vchannel:vg32", schedule) for schedule in ("w8u4d1.bulk", "w8u4d1.tile", "w8u2d2")],
     *[KernelCase("k8v8:vchannel:sym:page256", schedule) for schedule in ("w8u2d1", "w8u1d2.bulk", "n256.w8u2d1.tile")],
     *[KernelCase("k4v4:kg48:vchannel:vg48", f"n96.w8u1d2{copy}") for copy in ("", ".bulk", ".tile")],
-    *[
-        KernelCase(words, schedule)
-        for words in ("k2v2", "k4v4:page128", "k4v4:kg64:d64:h64/8")
-        for schedule in ("w8u4d1.reg", "w4u4d1c2.reg.cl2")
-    ],
-    *[KernelCase("k4v2:vchannel:kg32:vg64:d64", f"w8u{tiles}d1.reg") for tiles in (2, 4)],
-    *[KernelCase(words, "w8u2d1.reg") for words in ("k2v4:token:page64", "k4v4:h64/8:sym", "k4v4:bf16:window1000:cap30")],
-    KernelCase("k4v4", "w8u4d1.reg.noexact", "sm80"),
-    KernelCase("k4v4", "w8u4d1.reg.cl8"),
-    KernelCase("k4v4", "w8u4d1.reg.noexact"),
-    *[KernelCase(words, "w8u2d1.reg") for words in ("k4v4:d96", "k2v2:d256", "k4v4:d32:kg32")],
-    KernelCase("k4v4:kg96:d96", "n192.w8u2d1.reg"),
     *[KernelCase(words, "w8u4d1.exact") for words in ("k2v2", "k4v2", "k2v2:kg32:vg32", "k2v2:h64/8", "k2v2:boost1/8:page128")],
     KernelCase("k4v4:kg64:d48", "n64.w8u2d2.tile"),
     KernelCase("k4v4:page128", "w8u4d1.bulk.cl2"),

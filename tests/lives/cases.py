@@ -150,7 +150,7 @@ FEATURES: dict[str, Has] = {
     **{f"KV tiles of {n}": _schedule("cuda", kv_tile=n) for n in (32, 64, 128)},
     **{f"{n} KV tiles in flight": _schedule("cuda", tiles_in_flight=n) for n in (1, 2, 4)},
     **{f"{n} CTAs per SM": _schedule("cuda", ctas_per_sm=n) for n in (1, 2, 3, 4)},
-    **{f"copy: {how}": _schedule("cuda", copy=how) for how in ("cp_async", "registers", "bulk_stage", "bulk_tile")},
+    **{f"copy: {how}": _schedule("cuda", copy=how) for how in ("cp_async", "bulk_stage", "bulk_tile")},
     **{f"reduction: {how}": _schedule("cuda", reduction=how) for how in ("last_cta", "cluster2", "cluster4", "cluster8", "two_level")},
     "exact_q: false": _schedule("cuda", exact_q=False),
 }

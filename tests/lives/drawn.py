@@ -171,8 +171,6 @@ def drawn_gpu_schedule(draw: Random, spec: KernelSpec, target: Target = "sm90", 
         chosen = {part: {p.name: draw.choice(p.values) for p in space.parameters if p.part == part} for part in ("layout", "launch")}
         if emulated:
             chosen["launch"] |= {"copy": "cp_async", "warps": draw.choice([2, 2, 2, 4, 6, 8])}
-        if draw.random() < 0.3:  # few specs and points can have codes in registers
-            chosen["launch"] |= {"copy": "registers", "tiles_in_flight": 1}
         schedule = Schedule("cuda", Params(chosen["layout"]) if draw.random() < 0.5 else default.layout, Params(chosen["launch"]))
         if not space.check(schedule):
             return schedule

@@ -23,7 +23,6 @@ CASES: dict[str, Case] = {
         _case("planned-batch", "k4v4:h8/2:d64", "w8u2d1", "136x1024"),
         _case("planned-many", "k4v4:h8/2:d64", "w8u2d1", "1100x256"),
         _case("planned-heads", "k4v4:h12/3:d64", "w8u2d1", "9x4096 12x2048"),
-        _case("registers", "k4v4:h8/2:d96", "w8u4d1.reg", "4x4096"),
         _case("bulk", "k4v4:h8/2:d64", "w8u1d2.bulk", "4x4096"),
         _case("bulk-tile", "k4v4:h8/2:d64", "w8u2d2.tile", "4x4096"),
         _case("paged", "k4v4:h8/2:d64:kg64:page128", "n64.w8u1d2", "12x8192"),

@@ -79,7 +79,6 @@ CASES: dict[str, EmulatedCase] = {
     ),
     "planned-batch": EmulatedCase("k4v4:h4/2:d64", 128, {"kv_tile": 64, "tiles_in_flight": 1}, ((MANY, 7),), ()),
     "planned-heads": EmulatedCase("k4v4:h6/3:d64", 128, {"kv_tile": 64, "tiles_in_flight": 1}, ((MANY, 7),), ()),
-    "registers": EmulatedCase("k4v4:h4/2:d96", 128, {"kv_tile": 128, "tiles_in_flight": 1, "copy": "registers"}, ((EQUAL, 1), (LONG, 8))),
     "bulk": EmulatedCase("k4v4:h4/2:d64", 128, {**SMALL, "copy": "bulk_stage"}),
     "bulk-tile": EmulatedCase("k4v4:h4/2:d64", 128, {"kv_tile": 64, "tiles_in_flight": 2, "copy": "bulk_tile"}),
     "window": EmulatedCase("k4v4:h4/2:d64:kg64:window100", 128, SMALL, ((EQUAL, 4), (RAGGED, 7), ((227, 483), 4)), ((FULL, 4),)),

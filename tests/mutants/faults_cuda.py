@@ -605,34 +605,7 @@ FAULTS: tuple[Fault, ...] = (
         ),
     ),
     *_in(
-        "pipeline/code_registers",
-        (
-            "registers-upcoming", "registers", "codes of the next KV tile are those of this one again",
-            "return upcoming.exists ? upcoming.subtiles + (later", "return upcoming.exists ? tile + (later",
-        ),
-        (
-            "registers-place", "registers", "codes of K go where those of the next sub-tile are",
-            "load(keys[sub % kDepth], later", "load(keys[(sub + 1) % kDepth], later",
-        ),
-        (
-            "registers-values", "registers", "V takes codes of K after the first sub-tiles",
-            "later + Format::kValueCodes);", "later + Format::kKeyCodes);",
-        ),
-        (
-            "registers-step", "registers", "after a KV tile the codes of its own later sub-tiles come again",
-            "step(const TileAddress& upcoming) { tile = upcoming.subtiles; }", "step(const TileAddress&) {}",
-        ),
-        (
-            "registers-begin", "registers", "V's codes of the first sub-tiles are all the first one's",
-            "load(values[sub], tile + sub * Traits::kSubtileStride", "load(values[sub], tile",
-        ),
-    ),
-    *_in(
         "pipeline/ring",
-        (
-            "registers-params", "registers", "with codes in registers, codes of K stand for V's params",
-            "subtile + Format::kValueTokenParams, lane);", "subtile + Format::kKeyCodes, lane);",
-        ),
         (
             "ring-wait", "last", "a stage is read one commit group before it has arrived",
             "case 0: ptx::copy_wait<kOthers>(); break;", "case 0: ptx::copy_wait<kOthers + 1>(); break;",

@@ -10,7 +10,7 @@ from kvgen.errors import UnsupportedError
 from kvgen.lower.base import Source
 from kvgen.lower.cuda.default import coarse_values, plain_launches, workload_launches
 from kvgen.lower.cuda.render import source
-from kvgen.lower.cuda.rows import TILE_ROWS, rows_of_cta, runs
+from kvgen.lower.cuda.rows import rows_of_cta, runs
 from kvgen.lower.cuda.shared import SharedMemory, cluster_size, shared_memory
 from kvgen.lower.cuda.support import REFUSALS
 from kvgen.lower.gpu_facts import gpu_facts, preferred_block, waves_of
@@ -28,8 +28,6 @@ REMEMBERED = 16
 """Specs whose search space and plain schedule are kept, since an untuned kernel asks for the defaults of some 200 workloads."""
 MOST_RING = 168 * KB
 """Rings of a multiprocessor that a search tries, at most: more gained nothing on an H200."""
-MOST_REGISTER_BITS = 1024
-"""Bits of a token's codes, of K and V, that may be loaded into registers: two sub-tiles fill 64 registers of a lane."""
 
 
 class CudaBackend:
@@ -108,25 +106,12 @@ def _facts(spec: KernelSpec, target: Target) -> dict[str, Fact]:
         "cta_rows": rows_of_cta(spec),
         "integer_keys": _integer_keys(spec),
         "coarse_values": coarse_values(spec),
-        "register_codes": _register_codes(spec),
-        "most_register_bits": MOST_REGISTER_BITS,
         "runs": runs(spec),
         "resident": lambda reduction: GPUS[target].resident(cluster_size(reduction)),
         "most_ring": MOST_RING,
         "shared_bytes": lambda *point: memory(*point).total,
         "ring_bytes": lambda *point: memory(*point).ring,
     }
-
-
-def _register_codes(spec: KernelSpec) -> bool:
-    """Whether codes may be loaded into registers (pipeline/code_registers.cuh).
-
-    A lane loads as many bits of a sub-tile as a token has, in whole vectors of 128.
-    """
-    quants, dim = (spec.key, spec.value), spec.attention.head_dim
-    loads = all(quant.bits <= 4 and quant.bits * dim % 128 == 0 for quant in quants)
-    few = sum(quant.bits * dim for quant in quants) <= MOST_REGISTER_BITS and rows_of_cta(spec) <= TILE_ROWS
-    return loads and few and not spec.key.boost.fraction
 
 
 def _integer_keys(spec: KernelSpec) -> bool:

@@ -63,9 +63,6 @@ CASES: tuple[Case, ...] = (
     ("k4v4:h8/2:kg64:d48", 64, {"copy": "bulk_tile"}),
     ("k2v4:h8/2:vchannel:kg48:vg48:d64", 192, {"tiles_in_flight": 2, "copy": "bulk_stage"}),
     ("k4v8:token:page16:h4/2:d64", 16, {"tiles_in_flight": 2, "copy": "bulk_tile"}),
-    ("k4v4:h8/2:kg64:page128", 128, {"kv_tile": 128, "copy": "registers", "exact_q": False}),
-    ("k4v2:h16/2:vchannel:kg96:vg48:d64", 192, {"kv_tile": 64, "copy": "registers", "reduction": "cluster2"}),
-    ("k2v4:token:page64:h4/2:d64:window200", 64, {"kv_tile": 64, "copy": "registers"}),
 )
 PER_CHANNEL = (*CASES[21:24], *CASES[32:35])
 PLAIN, HEADED, GATHERED = CASES[0], CASES[11], CASES[12]

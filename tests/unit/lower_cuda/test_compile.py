@@ -38,7 +38,6 @@ WHOLE = (
     *[KernelCase("k4v4", schedule) for schedule in (
         "w8u2d2.bulk", "w8u4d1.tile", "w8u4d1.two", "w8u4d1.cl2", "w8u4d1.cl8",
     )],
-    KernelCase("k4v4", "w8u4d1.reg"),
 )  # fmt: skip
 
 

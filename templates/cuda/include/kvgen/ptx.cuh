@@ -121,13 +121,6 @@ __device__ __forceinline__ void store_shared16(uint32_t address, const float (&v
   asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(address), "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]) : "memory");
 }
 
-// Loads what the CTA reads once, so that it takes no place in the L1 cache.
-__device__ __forceinline__ uint4 load_once16(const void* from) {
-  uint4 v;
-  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from));
-  return v;
-}
-
 // --- asynchronous copies ---------------------------------------------------------------------------------------------
 
 __device__ __forceinline__ void copy_async16(uint32_t shared, const void* global) {

@@ -82,24 +82,6 @@ __device__ __forceinline__ void visit_words(uint32_t codes, int lane, Visit&& vi
   }
 }
 
-// The same where a lane's words are in registers.
-template <int kBits, int kPairs, int kHalfStride, int kLoads, class Visit>
-__device__ __forceinline__ void visit_subtile(const uint4 (&codes)[kLoads], int, Visit&& visit) {
-  constexpr int kWords = Fragment<kBits>::kWords;
-  static_assert(kHalfStride == 0 && kPairs * kWords == 4 * kLoads);
-#pragma unroll
-  for (int pair = 0; pair < kPairs; ++pair) {
-    uint32_t words[kWords];
-#pragma unroll
-    for (int i = 0; i < kWords; ++i) {
-      const uint4& load = codes[(pair * kWords + i) / 4];
-      const int at = (pair * kWords + i) % 4;
-      words[i] = at == 0 ? load.x : at == 1 ? load.y : at == 2 ? load.z : load.w;
-    }
-    visit(pair, words);
-  }
-}
-
 // The same for a sub-tile, or for two of 16 tokens that lie kHalfStride bytes apart.
 template <int kBits, int kPairs, int kHalfStride, class Visit>
 __device__ __forceinline__ void visit_subtile(uint32_t codes, int lane, Visit&& visit) {

@@ -55,7 +55,7 @@ template <class Traits, bool kAppend>
 __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm) attend_static(const __grid_constant__ AttendArgs args) {
   extern __shared__ __align__(128) uint8_t memory[];
   using ResidualRows = typename Traits::Format::ResidualRows;
-  constexpr bool kFillEarly = !is_bulk(Traits::kCopy) && !Traits::kPaged && kEarlyTiles<Traits>;
+  constexpr bool kFillEarly = Traits::kCopy == Copy::cp_async && !Traits::kPaged && kEarlyTiles<Traits>;
   ptx::griddepcontrol_launch_dependents();
 #if KVGEN_SM90
   if constexpr (Traits::kReduction == Reduction::cluster) ClusterReduction<Traits>::open(memory);

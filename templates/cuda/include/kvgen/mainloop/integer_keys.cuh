@@ -82,9 +82,9 @@ struct IntegerQuery {
   }
 };
 
-// Products of K's codes (in registers, or at an address), in mixed form if the codes have 4 bits.
-template <class Traits, class Codes>
-__device__ __forceinline__ void multiply_integer_keys(const Codes& codes, int lane, const IntegerQuery<Traits>& query,
+// Products of K's codes, in mixed form if the codes have 4 bits.
+template <class Traits>
+__device__ __forceinline__ void multiply_integer_keys(uint32_t subtile, int lane, const IntegerQuery<Traits>& query,
                                                       Products<Traits>& products) {
   constexpr int kBits = Traits::Key::kBits;
   // An MMA multiplies the k-steps `step - kApart` and `step`. With 2, half the words of a load are already in the registers that the MMA
@@ -94,7 +94,7 @@ __device__ __forceinline__ void multiply_integer_keys(const Codes& codes, int la
 #pragma unroll
   for (int i = 0; i < 8; ++i) products[0][i / 4][i % 4] = 0;
   visit_subtile<kBits, 32 / Fragment<kBits>::kRows * Traits::kSteps, Traits::kHalfStride>(
-      codes, lane, [&](int pair, const uint32_t* words) {
+      subtile + Traits::Format::kKeyCodes, lane, [&](int pair, const uint32_t* words) {
         const int step = pair % Traits::kSteps;
         expand_bytes<kBits>(words[0], pair / Traits::kSteps, [&](int rows, uint32_t a0, uint32_t a1) {
           uint32_t(&before)[2] = first_step[step % kApart][rows];

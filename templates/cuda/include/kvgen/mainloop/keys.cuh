@@ -7,10 +7,9 @@
 
 namespace kvgen {
 
-// Multiplies K's codes with q of all tiles of query rows, so that each code is expanded once. `codes` are those of `subtile`: in registers,
-// or their address.
-template <class Traits, class Codes>
-__device__ __forceinline__ void multiply_keys(uint32_t subtile, const Codes& codes, int lane,
+// Multiplies K's codes with q of all tiles of query rows, so that each code is expanded once.
+template <class Traits>
+__device__ __forceinline__ void multiply_keys(uint32_t subtile, int lane,
                                               const QueryFragments<Traits> (&query)[Traits::kSubtileKeyGroups][Traits::kQTiles],
                                               const BoostQuery<Traits> (&boost)[Traits::kQTiles],
                                               Products<Traits> (&products)[Traits::kQTiles]) {
@@ -23,7 +22,7 @@ __device__ __forceinline__ void multiply_keys(uint32_t subtile, const Codes& cod
 #pragma unroll
       for (int i = 0; i < 8; ++i) products[tile][q][i / 4][i % 4] = 0.f;
   visit_subtile<kBits, 32 / Fragment<kBits>::kRows * Traits::kSteps, Traits::kHalfStride>(
-      codes, lane, [&](int pair, const uint32_t* words) {
+      subtile + Traits::Format::kKeyCodes, lane, [&](int pair, const uint32_t* words) {
         const int step = pair % Traits::kSteps;
         expand<kBits, typename Traits::Format::Element, false, Traits::kMixedKeys>(
             words, pair / Traits::kSteps, [&](int rows, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3) {

@@ -158,10 +158,9 @@ __device__ __forceinline__ void attend_subtiles(const Shared<Traits>& shared, Pi
     pipeline.wait(sub + s);
     if constexpr (Traits::kKeyPerChannel) scale_query<Traits>(shared, slot, (sub + s) * 32, lane, query.tile);
     if constexpr (Traits::kIntegerKeys)
-      multiply_integer_keys<Traits>(pipeline.key_codes(at, sub + s), lane, query.tile.fragments[0][0], products[s][0]);
+      multiply_integer_keys<Traits>(at, lane, query.tile.fragments[0][0], products[s][0]);
     else
-      multiply_keys<Traits>(at, pipeline.key_codes(at, sub + s), lane, query.tile.fragments, query.tile.boost, products[s]);
-    pipeline.release_keys(sub + s);
+      multiply_keys<Traits>(at, lane, query.tile.fragments, query.tile.boost, products[s]);
     load_value_params<Traits>(at + Traits::Format::kValueTokenParams, lane, params[s]);
   }
   Weights<Traits> weights[Traits::kQTiles][kStepSubtiles];
@@ -178,7 +177,7 @@ __device__ __forceinline__ void attend_subtiles(const Shared<Traits>& shared, Pi
   }
 #pragma unroll
   for (int s = 0; s < kStepSubtiles; ++s) {
-    multiply_values<Traits>(pipeline.value_codes(subtile + s * Traits::kSubtileStride, sub + s), slot + Traits::KeyChannelParams::kBytes,
+    multiply_values<Traits>(subtile + s * Traits::kSubtileStride + Traits::Format::kValueCodes, slot + Traits::KeyChannelParams::kBytes,
                             (sub + s) * 32, lane, weights, s, state);
     pipeline.release(sub + s);
   }

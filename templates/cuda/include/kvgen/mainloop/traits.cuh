@@ -8,10 +8,7 @@
 
 namespace kvgen {
 
-// How packed tiles are read: by cp.async into shared memory, the codes by loads into registers (and all else by cp.async), or by 1-D bulk
-// copies, one per stage or one per KV tile.
-enum class Copy { cp_async, registers, bulk_stage, bulk_tile };
-constexpr bool is_bulk(Copy copy) { return copy == Copy::bulk_stage || copy == Copy::bulk_tile; }
+enum class Copy { cp_async, bulk_stage, bulk_tile };    // bulk copies are 1-D, one per stage or one per KV tile
 enum class Reduction { last_cta, two_level, cluster };  // of the splits of a head
 
 // The schedule as the static kernel runs it.
@@ -21,9 +18,8 @@ struct Static : Schedule_ {
   static constexpr int kReducedHeads = 1;  // heads whose splits a CTA may have to reduce
 };
 
-// The schedule as the planned kernel runs it: the same warps and rings, but no clusters, and always cp.async. The phases of bulk copies'
-// barriers would have to be tracked across work tiles. With codes in registers (code_registers.cuh) the planned kernel was slower
-// (docs/decisions/0046).
+// The schedule as the planned kernel runs it: the same warps and rings, but no clusters, and cp.async instead of bulk copies, because the
+// phases of the bulk copies' barriers would have to be tracked across work tiles.
 template <class Schedule_>
 struct Planned : Schedule_ {
   using Memory = typename Schedule_::PlannedMemory;
@@ -105,13 +101,11 @@ struct Traits : Schedule {
   using KeyChannelParams = ChannelParams<Key, kHeadDim, kTileTokens>;
   using ValueChannelParams = ChannelParams<Value, kHeadDim, kTileTokens>;
   // Sub-tiles that go through the softmax together: they share one overflow test, and independent work hides latency. With one KV tile in
-  // flight a step is at most half a tile, so that the other half is in flight. More query rows, and codes in registers, leave registers for
-  // fewer sub-tiles.
+  // flight a step is at most half a tile, so that the other half is in flight. More query rows leave registers for fewer sub-tiles.
   static constexpr bool kShortSteps = (kQTiles == 2 || kValuePerChannel) && Schedule::kTileSubtiles * Schedule::kTilesInFlight < 4;
-  static constexpr bool kCodesInRegisters = Schedule::kCopy == Copy::registers;
-  static constexpr int kMaxStepSubtiles = kQTiles + kValuePerChannel > 2 || kShortSteps || kCodesInRegisters ? 1
-                                          : kQTiles == 2 || Schedule::kTilesInFlight == 1                    ? 2
-                                                                                                             : 4;
+  static constexpr int kMaxStepSubtiles = kQTiles + kValuePerChannel > 2 || kShortSteps   ? 1
+                                          : kQTiles == 2 || Schedule::kTilesInFlight == 1 ? 2
+                                                                                          : 4;
   static constexpr int kStepSubtiles = Schedule::kTileSubtiles % 2 ? 1 : std::min(kMaxStepSubtiles, Schedule::kTileSubtiles % 4 ? 2 : 4);
   // K per channel: each group of tokens has its own scales, so a sub-tile has as many sets of query operands as of params. (Two sets may be
   // those of one group.)

@@ -14,10 +14,9 @@ __device__ __forceinline__ float (&code_sums(State<Traits>& state))[Traits::kRow
     return state.out;
 }
 
-// Adds weights * V's codes (in registers, or at an address) to the accumulators, for the sub-tile at `token` of its KV tile. `params`: the
-// tile's channel params of V.
-template <class Traits, class Codes, int kStepSubtiles>
-__device__ __forceinline__ void multiply_values(const Codes& codes, uint32_t params, int token, int lane,
+// Adds weights * V's codes to the accumulators, for the sub-tile at `token` of its KV tile. `params`: the tile's channel params of V.
+template <class Traits, int kStepSubtiles>
+__device__ __forceinline__ void multiply_values(uint32_t codes, uint32_t params, int token, int lane,
                                                 const Weights<Traits> (&weights)[Traits::kQTiles][kStepSubtiles], int s,
                                                 State<Traits> (&state)[Traits::kQTiles]) {
   constexpr int kBits = Traits::Value::kBits;

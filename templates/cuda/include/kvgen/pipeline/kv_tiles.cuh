@@ -81,7 +81,7 @@ struct PagePrefetch {
   }
   // Called when the oldest tile is released: the page of the tile that replaces it.
   __device__ __forceinline__ int next(int lane) {
-    if constexpr (is_bulk(Traits::kCopy)) {
+    if constexpr (Traits::kCopy != Copy::cp_async) {
       ptx::copy_wait_all();
       __syncwarp();
     }

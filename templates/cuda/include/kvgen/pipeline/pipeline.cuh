@@ -1,20 +1,14 @@
-// A warp's pipeline: its ring of KV tiles, the iterator that fills the ring and, with Copy::registers, the codes in registers.
+// A warp's pipeline: its ring of KV tiles, and the iterator that fills the ring.
 #pragma once
-#include <type_traits>
-
-#include "kvgen/pipeline/code_registers.cuh"
 #include "kvgen/pipeline/kv_tiles.cuh"
 
 namespace kvgen {
 
 template <class Traits>
 struct Pipeline {
-  static constexpr bool kCodesInRegisters = Traits::kCodesInRegisters;
-  struct None {};
   Ring<Traits> ring;
   KvTiles<Traits> tiles;
   TileAddress upcoming;
-  std::conditional_t<kCodesInRegisters, CodeRegisters<Traits>, None> codes;
   int slot = 0;    // slot of the oldest tile
   int issued = 0;  // stages of the first tile whose copies are already issued
 
@@ -33,7 +27,6 @@ struct Pipeline {
   // Fills the ring.
   __device__ __forceinline__ void fill() {
     upcoming = tiles.initial(0);
-    if constexpr (kCodesInRegisters) codes.begin(upcoming);
     // The loops are not unrolled: a CTA runs this code once, and fetching more instructions costs more than the loop does.
 #pragma unroll 1
     for (int i = 0; i < Traits::kTilesInFlight; ++i) {
@@ -45,30 +38,12 @@ struct Pipeline {
       upcoming = tiles.initial(i + 1);
     }
   }
-  // The codes of the oldest tile's `sub`-th sub-tile, which lies at `subtile` in the ring: in registers, or their address.
-  __device__ __forceinline__ decltype(auto) key_codes([[maybe_unused]] uint32_t subtile, [[maybe_unused]] int sub) const {
-    if constexpr (kCodesInRegisters)
-      return (codes.keys[sub % codes.kDepth]);
-    else
-      return subtile + Traits::Format::kKeyCodes;
-  }
-  __device__ __forceinline__ decltype(auto) value_codes([[maybe_unused]] uint32_t subtile, [[maybe_unused]] int sub) const {
-    if constexpr (kCodesInRegisters)
-      return (codes.values[sub % codes.kDepth]);
-    else
-      return subtile + Traits::Format::kValueCodes;
-  }
   // Waits for the `sub`-th sub-tile of the oldest tile.
   __device__ __forceinline__ void wait(int sub) {
     if (sub % Traits::kStageSubtiles == 0) ring.wait(slot, sub / Traits::kStageSubtiles);
   }
-  // Called when the keys of the oldest tile's `sub`-th sub-tile are read no more.
-  __device__ __forceinline__ void release_keys([[maybe_unused]] int sub) {
-    if constexpr (kCodesInRegisters) codes.refill_keys(sub, upcoming);
-  }
-  // Called when the rest of the sub-tile is read no more, too: refills its stage after the stage's last sub-tile.
+  // Called when the warp has read the `sub`-th sub-tile of the oldest tile: refills its stage after the stage's last sub-tile.
   __device__ __forceinline__ void release(int sub) {
-    if constexpr (kCodesInRegisters) codes.refill_values(sub, upcoming);
     if ((sub + 1) % Traits::kStageSubtiles != 0) return;
     const int stage = sub / Traits::kStageSubtiles;
     ring.release(stage);
@@ -77,7 +52,6 @@ struct Pipeline {
   }
   // Advances to the next tile, after all stages of the oldest one are released.
   __device__ __forceinline__ void step() {
-    if constexpr (kCodesInRegisters) codes.step(upcoming);
     tiles.step();
     upcoming = tiles.next();
     if (Traits::kTilesInFlight == 1 || ++slot == Traits::kTilesInFlight) slot = 0, ring.next_round();

@@ -73,9 +73,7 @@ struct Ring<Traits, Copy::cp_async> {
         if (stage == 0)
           ptx::copy_async16_if<Traits::Format::kBoosted / 16>(mine + Traits::kTileParamBytes, boost_index<Traits>(tile), lane);
       }
-      if constexpr (Traits::kCodesInRegisters)
-        copy_token_params(to + stage * Traits::kStageBytes, tile.subtiles + stage * Traits::kStageBytes);
-      else if constexpr (Traits::kGathered)
+      if constexpr (Traits::kGathered)
         gather_stage(to, tile.subtiles, stage);
       else
         warp_copy_async<Traits::kStageBytes>(to + stage * Traits::kStageBytes, tile.subtiles + stage * Traits::kStageBytes, lane);
@@ -108,14 +106,6 @@ struct Ring<Traits, Copy::cp_async> {
       warp_copy_async<Params::kSetBytes>(to + Params::offset(stage) + nth * Params::kSetBytes, from + Params::repeated(stage, nth, within),
                                          lane);
   }
-  __device__ __forceinline__ void copy_token_params(uint32_t to, const uint8_t* subtile) {
-    using Format = typename Traits::Format;
-    static_assert(Traits::kStageSubtiles == 1);
-    warp_copy_async<Format::template token_params_bytes<typename Traits::Key>()>(to + Format::kKeyTokenParams,
-                                                                                 subtile + Format::kKeyTokenParams, lane);
-    warp_copy_async<Format::template token_params_bytes<typename Traits::Value>()>(to + Format::kValueTokenParams,
-                                                                                   subtile + Format::kValueTokenParams, lane);
-  }
   __device__ __forceinline__ void gather_stage(uint32_t to, const uint8_t* block, int stage) {
     using Runs = StageRuns<Traits>;
 #pragma unroll
@@ -124,13 +114,6 @@ struct Ring<Traits, Copy::cp_async> {
       warp_copy_async<Runs::kBytes>(to + Runs::offset(token), Runs::address(block, token) + lane * 16, lane);
     }
   }
-};
-
-// With codes in registers (code_registers.cuh) only params are copied. The slot keeps its layout: with kExchangeShared lanes exchange
-// products where K's codes would lie.
-template <class Traits>
-struct Ring<Traits, Copy::registers> : Ring<Traits, Copy::cp_async> {
-  using Ring<Traits, Copy::cp_async>::Ring;
 };
 
 #if KVGEN_SM90

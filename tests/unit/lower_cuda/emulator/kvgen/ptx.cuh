@@ -99,7 +99,6 @@ __forceinline__ T load_shared(uint32_t address) {
   return value;
 }
 __forceinline__ uint4 load_shared16(uint32_t address) { return load_shared<uint4>(address); }
-inline uint4 load_once16(const void* from) { return *static_cast<const uint4*>(from); }
 __forceinline__ uint2 load_shared8(uint32_t address) { return load_shared<uint2>(address); }
 __forceinline__ uint32_t load_shared4(uint32_t address) { return load_shared<uint32_t>(address); }
 __forceinline__ uint32_t load_shared2(uint32_t address) { return load_shared<uint16_t>(address); }
