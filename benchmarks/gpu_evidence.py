@@ -48,6 +48,7 @@ NARROW = {
     "serving_kv4_token": 85, "serving_kv4_paged": 85, "llama31_70b_tp8_kv4": 150, "llama31_8b_k8v4": 70, "llama2_7b_mha_kv4": 110,
     "qwen3_8b_bf16_kv4": 90, "kitty": 45, "kitty_pro": 45, "kivi_int2": 30, "int8_per_channel": 30, "gemma2_9b_kv8": 40,
     "gpt_oss_local_kv8": 40, "gpt_oss_kv8": 40, "mistral_7b_kv4": 45, "int4_gqa_groupwise": 30,
+    "int4_gqa_rowwise": 30, "gemma2_9b_global_kv8": 40, "serving_kv8_token": 85,
 }  # fmt: skip
 PLANES = ("serving_kv8", "serving_kv4", "serving_kv2", "llama31_8b_k8v4", "serving_kv4_paged")
 """Specs with a dispatch table: their launches are measured over the grid, and compared with the best ones between its points."""

@@ -286,7 +286,7 @@ def timed_many(graph: torch.cuda.CUDAGraph, replays: int) -> float:
 
 
 def read_graph(path: str, nbytes: int) -> tuple[torch.cuda.CUDAGraph, int]:
-    """The read kernel over as many bytes, also out of L2."""
+    """The read kernel over as many bytes, whose parts together have as many bytes as inputs do."""
     read = load_library(Path(path)).get_function("read")
     size = -(-nbytes // 4096) * 4096
     count = max(1, -(-cold_bytes("cuda") // size))

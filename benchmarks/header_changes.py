@@ -9,8 +9,9 @@ name ends in `.noexact` takes its cases with `exact_q: false`. Every changed mod
 workload. Then all modules of a case are timed at each workload, one round each in turns, idle-rested, and with `--sustained` under load,
 too. The ratio of a change is the median over rounds of its time over that of the headers as they are in the same round; the row `again`
 is those headers a second time, and tells the noise. Under load a row has the GPU's power and clock (`watts`, `clock_mhz`), those of the
-last round. With `--cold 180,1440` a case is timed with as many copies of its inputs, which calls use in turn, as have so many MiB; without,
-as builds do. Rows go to $OUT (or benchmarks/results) as header_changes.csv after every workload; none is begun after `--budget` seconds.
+last round. With `--cold 180,1440` a case is timed with as many copies of its inputs, which calls use in turn, as have so many MiB together
+(whole copies, at most 64), once for each number; without it as builds do. Rows go to $OUT (or benchmarks/results) as header_changes.csv
+after every timing; none is begun after `--budget` seconds.
 Exits with 1 where a change does not compile, is wrong, or could not be timed.
 """
 
@@ -105,9 +106,7 @@ def main() -> int:
     command.add_argument("--case", action="append", metavar="'SPEC SCHEDULE WORKLOADS'")
     command.add_argument("--arch", default="sm90", choices=get_args(Target))
     command.add_argument("--sustained", action="store_true", help="also under load")
-    command.add_argument(
-        "--cold", metavar="MB,…", default="", help="time with each of these between two uses of an input, not as builds do"
-    )
+    command.add_argument("--cold", metavar="MIB,…", default="", help="MiB of inputs to time with, one after the other")
     command.add_argument("--no-check", action="store_true", help="do not verify the changed modules")
     command.add_argument("--budget", type=float, default=inf, help="seconds, after which no workload is begun")
     command.add_argument(
@@ -118,6 +117,7 @@ def main() -> int:
     started = time.monotonic()
     try:
         cases = [Case.of(words, options.arch) for words in options.case or CASES]
+        options.cold = colds(options.cold)
     except (ValueError, KvgenError) as error:
         command.error(str(error))
     if options.compile:
@@ -218,7 +218,7 @@ def measure(
     rows: list[dict[str, Any]] = []
     failed = set()
     for number, case in enumerate(cases):
-        for workload, cold in product(loaded(case.spec.workloads, options.sustained), colds(options.cold)):
+        for workload, cold in product(loaded(case.spec.workloads, options.sustained), options.cold):
             if time.monotonic() > until or (BASE, number) in bad:
                 break
             modules = {name: all_[number] for name, all_ in built.items() if (name, number) not in bad} | {AGAIN: built[BASE][number]}
@@ -227,7 +227,7 @@ def measure(
             failed |= {(name, number) for name, outcome in outcomes.items() if not outcome.ok}
             for name, outcome in outcomes.items():
                 row = {"change": name, "case": case.words.rsplit(" ", 1)[0], "workload": workload.key, "load": workload.load}
-                row["cold_mb"] = "" if cold is None else cold >> 20
+                row["cold_mib"] = "" if cold is None else str(cold >> 20)
                 rows.append(
                     row | timed(outcome, outcomes[BASE]) | {key: getattr(modules[name], key) for key in ("registers", "spill_bytes")}
                 )
@@ -257,8 +257,13 @@ def loaded(workloads: Sequence[Workload], sustained: bool) -> Iterator[Workload]
 
 
 def colds(words: str) -> list[int | None]:
-    """Bytes that are touched between two uses of an input; without words as in builds."""
-    return [int(word) << 20 for word in words.split(",")] if words else [None]
+    """Bytes that are touched between two uses of an input, of words in MiB; without words as in builds. Raises ValueError."""
+    if not words:
+        return [None]
+    sizes = [int(word) << 20 for word in words.split(",")]
+    if min(sizes) <= 0:
+        raise ValueError(f"inputs have more than no bytes, not {words} MiB")
+    return sizes
 
 
 if __name__ == "__main__":

@@ -18,8 +18,8 @@ PLAIN, MANY, SHORT = "8x32768", "64x32768", "8x8192"
 UNEQUAL = "1x131072+63x1024"
 MODERATE = "1x57344+1x50176+1x43008+1x35840+1x28672+1x21504+1x14336+1x11264"
 MIXED = "4x2048+4x4096+4x6144+4x8192+4x10240+4x12288+4x14336+4x16384"
-RINGS = ("w8u4d1", "w8u4d1.cl2", "w8u1d2.cl2", "w4u4d1c2")
-PAGES = (*RINGS, "w8u4d1.bulk.cl2")
+WIDE = ("w8u4d1", "w8u4d1.cl2", "w8u1d2.cl2", "w4u4d1c2")
+PAGES = (*WIDE, "w8u4d1.bulk.cl2")
 FINE = ("w8u2d2.cl2", "w8u2d2", "w4u2d2c2", "w8u1d2.cl2")
 """CUDA schedules for KV tiles of 128 tokens, on pages too, and for KV tiles of 64."""
 RAGGED = ("w8u1d2", "w8u4d1", "w8u2d2", "w4u4d1c2", "w4u2d2c2", "w4u1d2c2")
@@ -72,7 +72,7 @@ class Shape:
     words: str
     work: str = PLAIN
     sibling: str | None = None
-    cuda: tuple[str, ...] = RINGS
+    cuda: tuple[str, ...] = WIDE
     tilelang: tuple[str, ...] = TILES
     modules: list[dict[str, Any]] = field(default_factory=list)
 
@@ -122,9 +122,9 @@ SHAPES = (
     Shape("groups of 64", "k4v4:kg64", cuda=FINE, tilelang=FINE_TILES),
     Shape("page 64", "k4v4:kg64:page64", sibling="groups of 64", cuda=FINE, tilelang=FINE_TILES),
     Shape("token", "k4v4:token"),
-    Shape("token, page 64", "k4v4:token:page64", sibling="token", cuda=RINGS, tilelang=FINE_TILES),
-    Shape("token, page 32", "k4v4:token:page32", sibling="token", cuda=RINGS, tilelang=("w8u1s2", "w8u1s2.cl")),
-    Shape("token, page 16", "k4v4:token:page16", sibling="token", cuda=RINGS),
+    Shape("token, page 64", "k4v4:token:page64", sibling="token", tilelang=FINE_TILES),
+    Shape("token, page 32", "k4v4:token:page32", sibling="token", tilelang=("w8u1s2", "w8u1s2.cl")),
+    Shape("token, page 16", "k4v4:token:page16", sibling="token"),
     Shape("as many bytes as 1x131072+63x1024", "k4v4", "8x24448"),
     Shape("ragged, one long", "k4v4", UNEQUAL, "as many bytes as 1x131072+63x1024", ("w8u4d1", "w4u4d1c2", "w8u2d2", "w4u2d2c2"), SPREAD),
     Shape("ragged, moderate", "k4v4", MODERATE, "plain", RAGGED, SPREAD),
@@ -134,7 +134,7 @@ SHAPES = (
     Shape("symmetric", "k4v4:sym", tilelang=()),
     Shape("softcap 50", "k4v4:cap50", sibling="plain"),
     Shape("as many bytes as a window of 4096", "k4v4", "8x4096"),
-    Shape("window 4096", "k4v4:window4096", sibling="as many bytes as a window of 4096", cuda=(*RINGS, "w8u1d2", "w8u2d2", "w4u1d2c2")),
+    Shape("window 4096", "k4v4:window4096", sibling="as many bytes as a window of 4096", cuda=(*WIDE, "w8u1d2", "w8u2d2", "w4u1d2c2")),
     Shape("bfloat16", "k4v4:bf16", sibling="plain"),
     Shape("q_len 4", "k4v4:q4", PLAIN + "q4", "plain", SIXTEEN_ROWS, COLUMN_TILES),
     Shape("group 16", "k4v4:h128/8", PLAIN, "plain", (*SIXTEEN_ROWS, "w8u1d2.cl2", "w8u2d2.cl2"), COLUMN_TILES),

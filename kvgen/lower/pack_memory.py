@@ -10,7 +10,10 @@ MOST_PACK = 48 * KB
 
 
 def pack_memory(layout: PackedLayout) -> int:
-    """Bytes for packing a block: per channel, extremes of runs of 16 tokens, and params of groups; of K, what boost adds; then of V."""
+    """Bytes for packing a block: per channel, extremes of runs of 16 tokens, and params of groups; of K, sums for the boost; then of V.
+
+    Every module asserts that its headers need as many (`pack_smem_bytes`).
+    """
     scaled = [op for op in (layout.key, layout.value) if op.per_channel]
     return max([16, *(layout.head_dim * (layout.tokens // 16 * 4 + layout.tokens // op.group * 12) + _boosting(layout, op)
                       for op in scaled)])  # fmt: skip

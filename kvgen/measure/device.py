@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 CPU_COLD_FACTOR, CPU_COLD_MOST = 8, 512 << 20
 CUDA_COLD_FACTOR = 24
+"""With 3 to 10 times the L2 some kernels find a part of their inputs there (docs/decisions/0047)."""
 
 
 def fingerprint(target: Target, index: int = 0) -> dict[str, Any]:
@@ -87,9 +88,10 @@ def free_bytes(device: torch.device) -> int:
 
 
 def cold_bytes(device: str) -> int:
-    """Bytes to touch between two uses of an input, so that it comes from memory: several times the last-level cache.
+    """Bytes to touch between two uses of an input, so that it comes from memory: many times the last-level cache.
 
-    A virtual machine often sees less of the CPU's cache than it uses: there the margin is wider.
+    The L2 of a GPU may keep a part of what is read again before several times its size was read. A virtual machine often uses more of the
+    CPU's cache than it sees.
     """
     if device == "cpu":
         return min(CPU_COLD_FACTOR * llc_bytes(), CPU_COLD_MOST)

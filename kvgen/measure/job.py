@@ -52,7 +52,7 @@ class TimingPolicy:
     samples: int = 30
     """Most samples of one workload."""
     cold_bytes: int | None = None
-    """Bytes that are touched between two uses of an input; None: enough to evict the device's last-level cache."""
+    """Bytes that are touched between two uses of an input; None: `kvgen.measure.device.cold_bytes`."""
     read: bool = False
     """Also time the read roofline for the same bytes."""
     sustained_seconds: float = 0.0

@@ -670,6 +670,19 @@ FAULTS: tuple[Fault, ...] = (
         ),
     ),
     *_in(
+        "epilogue/store",
+        (
+            "learned-sink-split", "unquantized", "every split of a head adds the learned sink to its denominator",
+            "int tile_row, int channel, int stride, const auto& sum) {",
+            """int tile_row, int channel, int stride, auto sum) {
+    if constexpr (Sinks::kActive)
+      if (slots.count > 1) {
+        const float factor = Sinks::join(sink, sum.stats);
+        for (float& value : sum.value) value *= factor;
+      }""",
+        ),
+    ),
+    *_in(
         "epilogue/learned_sinks",
         (
             "learned-sink-head", "unquantized", "every query head has the learned sink of the first",

@@ -7,6 +7,7 @@ from kvgen.arch import GPUS, Target
 from kvgen.lower.base import FUNCTIONS, Source
 from kvgen.lower.cuda.rows import q_tiles
 from kvgen.lower.cuda.shared import PLANNED, cluster_size, shared_memory
+from kvgen.lower.pack_memory import pack_memory
 from kvgen.lower.schedule import Params
 from kvgen.reference.layout import Operand, PackedLayout
 from kvgen.reference.window import window_places
@@ -34,6 +35,7 @@ def source(spec: KernelSpec, layout: PackedLayout, launch: Params, target: Targe
         page=spec.cache.page or 0,
         window_places=window_places(spec, layout.tokens),
         launch=launch,
+        pack_memory=pack_memory(layout),
         reduction=launch.text("reduction").rstrip("0123456789"),
         cluster=cluster_size(launch.text("reduction")),
         static_memory=shared_memory(spec, layout, launch),

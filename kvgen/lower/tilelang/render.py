@@ -9,6 +9,7 @@ from kvgen._resources import templates
 from kvgen.arch import Target
 from kvgen.lower import flags
 from kvgen.lower.base import FUNCTIONS, Source
+from kvgen.lower.pack_memory import pack_memory
 from kvgen.lower.schedule import Params
 from kvgen.lower.template import reached_headers, render
 from kvgen.lower.tilelang.isolate import Lowered, Program
@@ -38,6 +39,7 @@ def source(traits: Traits, programs: Lowered, launch: Params, target: Target) ->
         version=tilelang_version(),
         layout=traits.layout,
         traits=traits,
+        pack_memory=pack_memory(traits.layout),
         static=programs.static,
         planned=programs.planned,
         arguments=arguments,

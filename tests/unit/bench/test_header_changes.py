@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import header_changes
-from benchmarks.header_changes import Case, Outcome, patched, timed
+from benchmarks.header_changes import Case, Outcome, colds, patched, timed
 from kvgen import _resources
 from kvgen.spec import Workload
 from kvgen.spec.timing import Timing
@@ -69,7 +69,22 @@ def test_power_and_clock_under_load_are_in_the_row_and_either_may_be_unknown() -
     assert list(only_power) == list(row) == list(timed(Outcome("crash", "it died"), loaded))
 
 
-@pytest.mark.parametrize("words", [["--change", "patch"], ["--change", "as it is=patch"], ["--case", "k4v4"], ["--case", "k4v4 w8x 1x128"]])
+def test_bytes_of_inputs_are_given_in_mib_or_left_to_builds() -> None:
+    assert colds("180,1440") == [180 << 20, 1440 << 20]
+    assert colds("") == [None]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--change", "patch"],
+        ["--change", "as it is=patch"],
+        ["--case", "k4v4"],
+        ["--case", "k4v4 w8x 1x128"],
+        ["--cold", "180,"],
+        ["--cold", "0"],
+    ],
+)
 def test_wrong_words_are_usage_errors(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["header_changes.py", "--arch", "cpu", *words])
     with pytest.raises(SystemExit) as ended:

@@ -4,6 +4,7 @@ import json
 import mmap
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -41,6 +42,13 @@ def test_inputs_rotate_past_the_last_cache(monkeypatch: pytest.MonkeyPatch, llc:
     monkeypatch.setenv("KVGEN_MACHINE", json.dumps({"llc_bytes": llc, "cores": 64}))
     assert cold_bytes("cpu") > llc
     assert (fingerprint("cpu")["llc_bytes"], fingerprint("cpu")["cores"]) == (llc, 64)
+
+
+@pytest.mark.parametrize("llc", [4 << 20, 50 << 20, 126 << 20])
+def test_inputs_of_a_gpu_have_many_times_its_l2(monkeypatch: pytest.MonkeyPatch, llc: int) -> None:
+    monkeypatch.setattr("torch.cuda.current_device", lambda: 0)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: SimpleNamespace(L2_cache_size=llc))
+    assert cold_bytes("cuda") >= 20 * llc
 
 
 def test_memory_figures_are_of_a_process() -> None:

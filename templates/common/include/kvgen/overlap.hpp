@@ -1,4 +1,4 @@
-// Whether tensors share memory: what a call writes must not be what it reads, nor be written twice.
+// Whether tensors share memory: a call must not write to bytes that it reads, nor write to bytes twice.
 #pragma once
 
 #include <algorithm>

@@ -38,8 +38,8 @@ class Append {
     });
   }
 
-  // Puts into the residual what is not packed, and tokens whose block a crop may take back; after every pack, which reads the rows of older
-  // tokens.
+  // Puts into the residual the tokens that are not packed, and tokens whose block a crop may take back; after every pack, which reads the
+  // rows of older tokens.
   void keep_rest() const {
     for (int64_t position = length_; position < after_ && position < Residual::kSink; ++position) keep(position);
     const int64_t first = Residual::first(after_ > Residual::kRollback ? after_ - Residual::kRollback : 0);

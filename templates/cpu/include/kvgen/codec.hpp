@@ -43,7 +43,7 @@ struct Codec<16, Element> {
   }
 };
 
-// Floats in the order of packed words: what tokens in `dtype` and odd formats are expanded to.
+// Floats in the order of packed words, to which tokens in `dtype` and odd formats are expanded.
 using Expanded = Codec<16, float>;
 
 // Scale and zero of 16 neighbours.

@@ -86,7 +86,7 @@ class Module {
   }
 };
 
-// Raises where what a call writes shares memory with what it reads: threads write one tile while others read theirs.
+// Raises where the memory that a call writes overlaps with the memory that it reads: threads write one tile while others read theirs.
 inline void check_apart(const Arguments& a, Arguments::Kind kind, int64_t item) {
   const auto apart = [&](const char* name, const auto& written, int64_t size, const char* other_name, const auto& other,
                          int64_t other_size) { ffi::check_apart(a.function, name, written, size, other_name, other, other_size); };

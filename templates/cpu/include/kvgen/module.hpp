@@ -152,7 +152,7 @@ class Module {
     if (appends) check_limit(function, b, length, call.q_len, call.limit);
   }
 
-  // Within a parallel region: blocks that are due, then what is left.
+  // Within a parallel region: blocks that are due, then the other tokens.
   template <class Appended>
   static void append(int64_t batch, int64_t most_blocks, const Appended& appended) {
     if (most_blocks > 0)

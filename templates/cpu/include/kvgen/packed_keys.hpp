@@ -28,8 +28,8 @@ struct PackedKeys {
       per_token(q, q_sum, score);
   }
 
-  // Prefetches what the products left over of a later tile: the m-th of M parts. The softmax calls this, so that the read goes on
-  // meanwhile.
+  // Prefetches the part of a later tile that the products did not prefetch: the m-th of M parts. The softmax calls this, so that the read
+  // goes on meanwhile.
   KVGEN_INLINE void prefetch_rest(int m, int tile) const {
     if constexpr (early > 0 && late > 0) {
       constexpr int part = (late + M - 1) / M;
@@ -104,7 +104,7 @@ struct PackedKeys {
       for (int t = 0; t < T; ++t) store(score + m * C::chunk + (first + t) * kLanes, weights.sum(acc, m, t));
   }
 
-  // Adds what the upper codes of boosted channels give.
+  // Adds the products of the upper codes of boosted channels.
   template <int T>
   KVGEN_HOT void add_upper(Width<T>, int first, const Upper& weights, float* score) const {
     const uint8_t* at[T];

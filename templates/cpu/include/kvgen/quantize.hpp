@@ -161,7 +161,7 @@ struct Quantizer {
     }
   }
 
-  // The boosted channels' codes of 4 bits: the lower two take the place of what 2 bits gave, the upper two are the boost codes.
+  // The boosted channels' codes of 4 bits: the lower two replace the code of 2 bits, the upper two are the boost codes.
   template <class Row>
   static void boosted_codes_of_tokens(const uint8_t* block, uint8_t* subtile, int token, int tile, Row row) {
     using Upper = Boost<C>;

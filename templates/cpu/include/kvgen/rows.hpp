@@ -49,7 +49,7 @@ struct Rows {
 
   // Turns the scores of `tokens` positions from `position` on into weights (zero where masked, and up to the next 16), and rescales acc and
   // row_sum to the new row_max, for the C::rows rows from `first` on, whose scores are rows of C::chunk. Two passes over all rows, so that
-  // the chains of dependent instructions of several rows overlap. Prefetches what the products of `keys` left over.
+  // the chains of dependent instructions of several rows overlap. Prefetches the bytes that the products of `keys` did not prefetch.
   template <class Keys>
   void online_softmax(int first, int64_t position, int tokens, float* scores, const Keys& keys) {
     const int padded = (tokens + kLanes - 1) / kLanes * kLanes;

@@ -14,7 +14,8 @@ using F32 = Lanes<float, kLanes>;
 using I32 = Lanes<int32_t, kLanes>;
 using U32 = Lanes<uint32_t, kLanes>;
 
-// The locality of a prefetch into the second-level cache, whose own prefetches then run ahead; the first level holds what is worked on.
+// The locality of a prefetch into the second-level cache, whose own prefetches then run ahead; the first level holds the tile that is
+// worked on.
 constexpr int kSecondLevel = 2;
 
 // --- element types ---------------------------------------------------------------------------------------------------

@@ -10,8 +10,8 @@
 
 namespace kvgen {
 
-// What the cut depends on besides the lengths. The number of workers is a constant of the variant, not the number of threads, so that
-// results do not depend on the machine. A head of the plan is a block of query rows of a KV head: kv_head * row_blocks + block.
+// The numbers besides the lengths that the cut depends on. The number of workers is a constant of the variant, not the number of threads,
+// so that results do not depend on the machine. A head of the plan is a block of query rows of a KV head: kv_head * row_blocks + block.
 template <class C>
 struct StepShape {
   static_assert(C::split_tokens % C::chunk == 0 && C::chunk % C::subtile == 0, "work tiles begin where a chunk and a sub-tile do");

@@ -15,7 +15,7 @@ class FloatWeights {
   template <int T>
   using Acc = Sums<M, T>;
 
-  // Rows of `count` weights, which stay where they are. What `bias` has for a row is added to each of its sums.
+  // Rows of `count` weights, which stay where they are. The value of `bias` for a row is added to each of its sums.
   void set(const float* rows, int, const float (&bias)[M]) {
     rows_ = rows;
     for (int m = 0; m < M; ++m) bias_[m] = bias[m];

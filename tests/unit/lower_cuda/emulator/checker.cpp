@@ -54,7 +54,7 @@ struct Shadow {
 struct Thread {
   Times known;                       // of its CTA
   std::shared_ptr<const Known> far;  // of other CTAs
-  Known fenced;                      // what fence.mbarrier_init leaves to a relaxed arrival to release
+  Known fenced;                      // stores that a relaxed arrival after fence.mbarrier_init releases
   uint32_t copies = 0;
   bool waited = true;  // earlier launches have ended
 };
@@ -92,7 +92,7 @@ void report(const std::string& found) {
   if (reports.size() < 64) reports.insert(found);
 }
 
-// --- what threads know --------------------------------------------------------------------------------------------------
+// --- knowledge of threads -----------------------------------------------------------------------------------------------
 
 void join(Times& to, const Times& from) {
   if (to.size() < from.size()) to.resize(from.size());
@@ -145,7 +145,7 @@ void record(Shadow& shadow, uintptr_t address, int bytes, Kind kind, int agent, 
     cell.resize(kept), cell.push_back({cta->id, time, at, static_cast<uint16_t>(agent), mask, kind});
   }
 }
-// Shared memory lies in this library, also where it is static. What lies neither there nor on a stack is global.
+// Shared memory lies in this library, also where it is static. All memory that is neither there nor on a stack is global.
 void touch(const void* pointer, int bytes, Kind kind, uint32_t at, int agent, uint32_t time) {
   const uintptr_t address = number(pointer);
   if (within(address, host_stack) || within(address, fibre_stack)) return;
@@ -160,7 +160,7 @@ void aligned(const void* pointer, int bytes, Kind kind, uint32_t at) {
 
 }  // namespace
 
-// --- what the emulator tells --------------------------------------------------------------------------------------------
+// --- events of the emulator -----------------------------------------------------------------------------------------
 
 bool set_quiet(bool now) { return std::exchange(quiet, now); }
 void begin_launch(bool overlaps_) {
@@ -222,14 +222,14 @@ void send(int rank, const void* pointer, int bytes, const void* barrier) {
   aligned(pointer, bytes, kWrite, at);
   record(other.shared, number(pointer), bytes, kWrite, copier(), time, at);
   record(other.shared, number(barrier), 8, kAtomicUpdate, current, self().known[current], at);
-  // It counts its bytes on the mbarrier with release semantics (PTX ISA, st.async), so what the sender did before has happened, too.
+  // It counts its bytes on the mbarrier with release semantics (PTX ISA, st.async), so the sender's earlier stores have happened, too.
   Known& there = released[{other.id, barrier}];
   release(there), there[cta->id][copier()] = time;
 }
 
 }  // namespace checker
 
-// --- what g++ calls under -fsanitize=thread,alignment, and the reports, one in each line ----------------------------------
+// --- functions that g++ calls under -fsanitize=thread,alignment, and the reports, one in each line ----------------------------------
 
 extern "C" {
 
@@ -264,7 +264,7 @@ void __tsan_vptr_update(void**, void*) {}
 int __tsan_atomic32_load(const int* from, int) { return *from; }
 void __tsan_atomic32_store(int* to, int value, int) { *to = value; }
 
-// The begin of what g++ passes: where the access is, its type, the log2 of the alignment that it needs.
+// The begin of the record that g++ passes: where the access is, its type, the log2 of the alignment that it needs.
 struct Mismatch {
   const char* file;
   uint32_t line, column;

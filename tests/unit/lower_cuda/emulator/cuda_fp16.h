@@ -1,4 +1,4 @@
-// Stands for the header of the same name: what the kernels use of it.
+// Stands for the header of the same name, with the functions that the kernels use.
 #pragma once
 #include "cuda_emulator.hpp"
 

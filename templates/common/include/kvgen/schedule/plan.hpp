@@ -63,7 +63,7 @@ struct PlanShape {
     const int each = (total + workers - 1) / workers;
     return each > least_tiles ? each : int{least_tiles};
   }
-  // The row of `number` heads with shared ranges. `loads` is the sum of what there is to read of them.
+  // The row of `number` heads with shared ranges. `loads` is the sum of their loads.
   KVGEN_HOST_DEVICE Row shared_row(int number, int loads) const {
     Row row;
     row.total = loads + number * head_cost, row.each = range_length(row.total), row.head_cost = head_cost;

@@ -4,7 +4,7 @@
 
 namespace kvgen {
 
-// What there is to read of a head, in KV tiles. A head without tiles counts as one, because its residual needs a worker.
+// The load of a head: how much it reads, in KV tiles. A head without tiles counts as one, because its residual needs a worker.
 struct HeadLoad {
   int tiles;
   int residual;  // the KV tiles that have as many bytes as its unquantized tokens

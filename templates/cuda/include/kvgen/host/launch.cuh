@@ -15,7 +15,7 @@ inline int multiprocessors() {
   return std::max(1, count);  // where CUDA does not answer, the launch that follows tells why
 }
 
-// The shared memory of a multiprocessor, and what each of its CTAs takes beside its own.
+// The shared memory of a multiprocessor, and the part that the driver reserves for each CTA.
 struct SharedMemory {
   int all, reserved;
 

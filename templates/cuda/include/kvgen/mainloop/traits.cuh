@@ -1,4 +1,4 @@
-// What a schedule means for a format: tiles, registers, shared memory. docs/kernels.md defines the terms.
+// The constants that follow from a schedule and a format: tiles, registers, shared memory. docs/kernels.md defines the terms.
 #pragma once
 #include <algorithm>
 

@@ -152,7 +152,7 @@ __device__ __forceinline__ void unpack_operand(const uint8_t* block, int tokens,
   }
 }
 
-// Unpacks the boosted channels of the first `tokens` tokens of a block, over what their lower bits alone gave.
+// Unpacks the boosted channels of the first `tokens` tokens of a block, in place of the values that their lower bits alone gave.
 template <class Format, class Row>
 __device__ __forceinline__ void unpack_boosted(const uint8_t* block, int tokens, Row&& row) {
   using Places = kvgen::Places<Format, Which::key>;

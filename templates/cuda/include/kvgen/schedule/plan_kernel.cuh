@@ -50,7 +50,7 @@ struct BlockSums {
   }
 };
 
-// What there is to read of each head of a sequence, the position of the first head in the row, and its number. `length` is negative for
+// The load of each head of a sequence (row.hpp), the position of the first head in the row, and its number. `length` is negative for
 // sequences that do not attend.
 struct PlannedSequence {
   int length;
@@ -64,7 +64,7 @@ struct PlanShared {
   PlannedSequence sequences[kMaxPlanBatch];
 };
 
-// The number of heads that attend, and the sum of what there is to read of them.
+// The number of heads that attend, and the sum of their loads.
 struct PlanTotals {
   int heads = 0, loads = 0;
 };

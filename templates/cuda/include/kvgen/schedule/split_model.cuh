@@ -1,4 +1,4 @@
-// What the host assumes of time: how many splits a head gets where all heads get the same number, and what a head's start counts in a plan.
+// The host's model of time: how many splits a head gets where all heads get the same number, and the cost of a head's start in a plan.
 #pragma once
 #include <algorithm>
 #include <cstdint>

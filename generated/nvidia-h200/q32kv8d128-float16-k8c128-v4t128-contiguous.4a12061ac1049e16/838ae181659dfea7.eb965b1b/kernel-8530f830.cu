@@ -1,0 +1,54 @@
+#line 1 "cuda/module.cu.jinja"
+// Decode attention over a quantized KV cache: one variant.
+#include "kvgen/module.cuh"
+#line 12 "cuda/module.cu.jinja"
+
+namespace {
+
+using Key = kvgen::Quant<8, kvgen::Axis::channel, 128, true>;
+using Value = kvgen::Quant<4, kvgen::Axis::token, 128, true>;
+using ResidualRows = kvgen::ResidualRows<128, 0, 0, 0, 1>;
+using Format = kvgen::Format<__half, Key, Value, 128, 128, ResidualRows>;
+static_assert(Format::kSubtileBytes == 6272 && Format::kHeaderBytes == 512 && Format::kBlockBytes == 25600);
+static_assert(kvgen::pack_smem_bytes<Format>() == 5632);
+
+#line 28 "cuda/module.cu.jinja"
+struct Schedule {
+  // Shared memory of a CTA: offsets in bytes; kSlot is the size of a KV tile.
+  struct StaticMemory {
+    static constexpr int kSlot = 6784, kBarriers = 54272, kQuery = 54272, kMerge = 58368, kPages = 66624, kWorkTiles = 66624, kScalars = 67136, kFlags = 67456, kCluster = 67472, kFlush = 0, kTotal = 67584;
+  };
+  struct PlannedMemory {
+    static constexpr int kSlot = 6784, kBarriers = 54272, kQuery = 54272, kMerge = 58368, kPages = 66624, kWorkTiles = 66624, kScalars = 67136, kFlags = 67456, kCluster = 67472, kFlush = 0, kTotal = 67584;
+  };
+  static constexpr int kWarps = 4;
+  static constexpr int kTileSubtiles = 1;
+  static constexpr int kTilesInFlight = 2;
+  static constexpr int kCtasPerSm = 2;
+  static constexpr kvgen::Copy kCopy = kvgen::Copy::cp_async;
+  static constexpr kvgen::Reduction kReduction = kvgen::Reduction::last_cta;
+  static constexpr int kCluster = 1;
+  static constexpr int kGroup = 4;
+  static constexpr int kMaxQLen = 1;
+  static constexpr int kQTiles = 1;
+  static constexpr bool kPaged = false;
+  static constexpr int kPageBlocks = 0;
+  static constexpr int kWindowPlaces = 0;
+  static constexpr bool kExactQ = true;
+  static constexpr bool kOverlap = true;
+  using Mask = kvgen::CausalMask;
+  using ScoreModifier = kvgen::NoModifier;
+  using Sinks = kvgen::NoSinks;
+};
+
+struct Shape {
+  static constexpr int kKvHeads = 8;
+  static constexpr int kPage = 0;
+  static constexpr bool kSinks = Schedule::Sinks::kActive;
+};
+
+using Module = kvgen::Module<Format, Schedule, Shape>;
+
+}  // namespace
+
+KVGEN_EXPORT_MODULE(Module)
