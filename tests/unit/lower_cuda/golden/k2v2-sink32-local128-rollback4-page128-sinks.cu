@@ -12,8 +12,9 @@ using Value = kvgen::Quant<2, kvgen::Axis::token, 128, true>;
 using ResidualRows = kvgen::ResidualRows<128, 32, 128, 4, 1>;
 using Format = kvgen::Format<__half, Key, Value, 128, 128, ResidualRows>;
 static_assert(Format::kSubtileBytes == 2176 && Format::kHeaderBytes == 512 && Format::kBlockBytes == 9216);
+static_assert(kvgen::pack_smem_bytes<Format>() == 5632);
 
-#line 27 "cuda/module.cu.jinja"
+#line 28 "cuda/module.cu.jinja"
 struct Schedule {
   // Shared memory of a CTA: offsets in bytes; kSlot is the size of a KV tile.
   struct StaticMemory {

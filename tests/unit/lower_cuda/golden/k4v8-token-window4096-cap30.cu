@@ -14,13 +14,14 @@ using Value = kvgen::Quant<8, kvgen::Axis::token, 128, true>;
 using ResidualRows = kvgen::ResidualRows<128, 0, 0, 0, 1>;
 using Format = kvgen::Format<__half, Key, Value, 128, 128, ResidualRows>;
 static_assert(Format::kSubtileBytes == 6400 && Format::kHeaderBytes == 0 && Format::kBlockBytes == 25600);
+static_assert(kvgen::pack_smem_bytes<Format>() == 16);
 
-#line 22 "cuda/module.cu.jinja"
+#line 23 "cuda/module.cu.jinja"
 struct Cap {
   static constexpr float kValue = 30.0f;
 };
 
-#line 27 "cuda/module.cu.jinja"
+#line 28 "cuda/module.cu.jinja"
 struct Schedule {
   // Shared memory of a CTA: offsets in bytes; kSlot is the size of a KV tile.
   struct StaticMemory {

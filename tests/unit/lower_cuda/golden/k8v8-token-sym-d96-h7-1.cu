@@ -10,8 +10,9 @@ using Value = kvgen::Quant<8, kvgen::Axis::token, 96, false>;
 using ResidualRows = kvgen::ResidualRows<128, 0, 0, 0, 1>;
 using Format = kvgen::Format<__half, Key, Value, 96, 128, ResidualRows>;
 static_assert(Format::kSubtileBytes == 6272 && Format::kHeaderBytes == 0 && Format::kBlockBytes == 25088);
+static_assert(kvgen::pack_smem_bytes<Format>() == 16);
 
-#line 27 "cuda/module.cu.jinja"
+#line 28 "cuda/module.cu.jinja"
 struct Schedule {
   // Shared memory of a CTA: offsets in bytes; kSlot is the size of a KV tile.
   struct StaticMemory {
