@@ -1,6 +1,5 @@
-// Enough of CUDA to run kernels on a CPU: a fibre per thread, one CTA after the
-// other, those of a cluster alternately, warp-wide operations as meeting
-// points. A warp whose lanes part in front of such an operation waits for ever.
+// Enough of CUDA to run kernels on a CPU: a fibre per thread, one CTA after the other, those of a cluster alternately, warp-wide operations
+// as meeting points. A warp whose lanes part in front of such an operation waits for ever.
 #pragma once
 #include <ucontext.h>
 
@@ -17,15 +16,11 @@
 #include "checker.hpp"
 
 #ifdef KVGEN_EMULATOR_CHECKS
-#define __forceinline__                                                        \
-  inline __attribute__((                                                       \
-      always_inline)) // so that a report names the line of the caller
+#define __forceinline__ inline __attribute__((always_inline))  // so that a report names the line of the caller
 #define KVGEN_VECTOR(n) alignas(n)
 #else
 #define __forceinline__ inline
-#define KVGEN_VECTOR(                                                          \
-    n) // g++ would make moves of it that fault where a kernel casts an array of
-       // its own, which is in registers on a GPU
+#define KVGEN_VECTOR(n)  // g++ would make moves of it that fault where a kernel casts an array of its own, which is in registers on a GPU
 #endif
 
 #define __global__
@@ -40,24 +35,12 @@
 using std::max;
 using std::min;
 
-struct KVGEN_VECTOR(8) float2 {
-  float x, y;
-};
-struct KVGEN_VECTOR(16) float4 {
-  float x, y, z, w;
-};
-struct KVGEN_VECTOR(8) int2 {
-  int x, y;
-};
-struct KVGEN_VECTOR(16) int4 {
-  int x, y, z, w;
-};
-struct KVGEN_VECTOR(8) uint2 {
-  unsigned x, y;
-};
-struct KVGEN_VECTOR(16) uint4 {
-  unsigned x, y, z, w;
-};
+struct KVGEN_VECTOR(8) float2 { float x, y; };
+struct KVGEN_VECTOR(16) float4 { float x, y, z, w; };
+struct KVGEN_VECTOR(8) int2 { int x, y; };
+struct KVGEN_VECTOR(16) int4 { int x, y, z, w; };
+struct KVGEN_VECTOR(8) uint2 { unsigned x, y; };
+struct KVGEN_VECTOR(16) uint4 { unsigned x, y, z, w; };
 struct dim3 {
   unsigned x, y, z;
   dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
@@ -65,21 +48,14 @@ struct dim3 {
 inline float2 make_float2(float x, float y) { return {x, y}; }
 inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
 inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
-inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) {
-  return {x, y, z, w};
-}
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 
-using cudaStream_t = void *;
+using cudaStream_t = void*;
 enum cudaError_t { cudaSuccess };
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
-inline cudaError_t cudaMemsetAsync(void *to, int byte, size_t bytes,
-                                   cudaStream_t) {
-  return std::memset(to, byte, bytes), cudaSuccess;
-}
+inline cudaError_t cudaMemsetAsync(void* to, int byte, size_t bytes, cudaStream_t) { return std::memset(to, byte, bytes), cudaSuccess; }
 
-inline struct {
-  int x, y, z;
-} threadIdx, blockIdx, blockDim, gridDim;
+inline struct { int x, y, z; } threadIdx, blockIdx, blockDim, gridDim;
 
 namespace emulator {
 
@@ -87,19 +63,17 @@ constexpr int kStack = 1 << 17;
 
 // Memory that prefetches may name.
 struct Range {
-  const unsigned char *begin;
+  const unsigned char* begin;
   long size;
 };
 inline Range readable[3];
-inline long prefetched; // bytes
-inline bool
-    first_load_is_current; // of a warp at an address, before
-                           // griddepcontrol.wait; later ones give anything
+inline long prefetched;              // bytes
+inline bool first_load_is_current;   // of a warp at an address, before griddepcontrol.wait; later ones give anything
 
 struct Copy {
-  void *to;
+  void* to;
   int bytes;
-  uint32_t time; // the checker's
+  uint32_t time;  // the checker's
   unsigned char value[16];
 };
 struct BulkCopy {
@@ -110,20 +84,16 @@ struct Fibre {
   ucontext_t context;
   std::vector<char> stack = std::vector<char>(kStack);
   bool done = false;
-  bool waited =
-      false; // griddepcontrol.wait was called: the launches before have ended
-  std::function<bool()>
-      waiting;      // whether a wait for other CTAs goes on, if there is one
-  int arrivals = 0; // at the cluster's barrier
-  std::vector<Copy> open; // asynchronous copies, and groups of them: they land
-                          // when they are waited for
+  bool waited = false;            // griddepcontrol.wait was called: the launches before have ended
+  std::function<bool()> waiting;  // whether a wait for other CTAs goes on, if there is one
+  int arrivals = 0;               // at the cluster's barrier
+  std::vector<Copy> open;  // asynchronous copies, and groups of them: they land when they are waited for
   std::deque<std::vector<Copy>> groups;
 };
 struct Meeting {
   int size = 0, arrived = 0, round = 0;
-  std::set<const int *> loaded; // by a warp, before griddepcontrol.wait
-  std::vector<BulkCopy>
-      bulk; // that a warp issued: they land when it waits for their barrier
+  std::set<const int*> loaded;  // by a warp, before griddepcontrol.wait
+  std::vector<BulkCopy> bulk;   // that a warp issued: they land when it waits for their barrier
   unsigned in[32], out[32];
   unsigned words[32][6];
   float sums[32][4];
@@ -135,32 +105,31 @@ inline Meeting cta;
 inline ucontext_t scheduler;
 inline std::function<void()> body;
 inline int current;
-inline int rank;                  // in its cluster, of the CTA that runs
-inline int cluster_threads;       // of the cluster that runs
-inline std::vector<int> arrivals; // of its threads at its barrier, by phase
-alignas(1024) inline unsigned char shared[232448]; // dynamic shared memory
+inline int rank;                   // in its cluster, of the CTA that runs
+inline int cluster_threads;        // of the cluster that runs
+inline std::vector<int> arrivals;  // of its threads at its barrier, by phase
+alignas(1024) inline unsigned char shared[232448];  // dynamic shared memory
 
-// Threads that wait for each other; the last one does the work for all. Those
-// that have left the kernel are not waited for.
-template <class Work> void meet(Meeting &meeting, Work work) {
+// Threads that wait for each other; the last one does the work for all. Those that have left the kernel are not waited for.
+template <class Work>
+void meet(Meeting& meeting, Work work) {
   const checker::Quiet quiet;
   if (++meeting.arrived == meeting.size) {
     work();
     meeting.arrived = 0, ++meeting.round;
     return;
   }
-  for (const int round = meeting.round; round == meeting.round;)
-    swapcontext(&fibres[current]->context, &scheduler);
+  for (const int round = meeting.round; round == meeting.round;) swapcontext(&fibres[current]->context, &scheduler);
 }
 
 // Every lane gives a word and takes that of `from(lane)`.
-template <class From> unsigned exchange(unsigned x, From from) {
+template <class From>
+unsigned exchange(unsigned x, From from) {
   const checker::Quiet quiet;
-  Meeting &warp = warps[current / 32];
+  Meeting& warp = warps[current / 32];
   warp.in[current % 32] = x;
   meet(warp, [&] {
-    for (int i = 0; i < 32; ++i)
-      warp.out[i] = from(warp.in, i);
+    for (int i = 0; i < 32; ++i) warp.out[i] = from(warp.in, i);
   });
   return warp.out[current % 32];
 }
@@ -174,26 +143,23 @@ inline void enter() {
 }
 
 inline void begin_cta(int threads) {
-  std::memset(shared, 0xff, sizeof shared); // NaN
+  std::memset(shared, 0xff, sizeof shared);  // NaN
   checker::begin_cta(rank, threads);
   fibres.clear(), warps.assign((threads + 31) / 32, {});
-  for (Meeting &warp : warps)
-    warp.size = 32;
+  for (Meeting& warp : warps) warp.size = 32;
   cta = {}, cta.size = threads;
   for (int i = 0; i < threads; ++i) {
     fibres.push_back(std::make_unique<Fibre>());
-    Fibre &fibre = *fibres.back();
+    Fibre& fibre = *fibres.back();
     getcontext(&fibre.context);
-    fibre.context.uc_stack.ss_sp = fibre.stack.data(),
-    fibre.context.uc_stack.ss_size = kStack, fibre.context.uc_link = nullptr;
+    fibre.context.uc_stack.ss_sp = fibre.stack.data(), fibre.context.uc_stack.ss_size = kStack, fibre.context.uc_link = nullptr;
     makecontext(&fibre.context, enter, 0);
   }
 }
 
 // Whether a thread's wait for other CTAs goes on.
-inline bool waits(Fibre &fibre) {
-  if (fibre.waiting && !fibre.waiting())
-    fibre.waiting = nullptr;
+inline bool waits(Fibre& fibre) {
+  if (fibre.waiting && !fibre.waiting()) fibre.waiting = nullptr;
   return fibre.waiting != nullptr;
 }
 
@@ -202,15 +168,13 @@ inline bool run_cta() {
   for (bool busy = true; busy;) {
     busy = false;
     for (current = 0; current < static_cast<int>(fibres.size()); ++current) {
-      if (fibres[current]->done || waits(*fibres[current]))
-        continue;
+      if (fibres[current]->done || waits(*fibres[current])) continue;
       busy = true, threadIdx.x = current;
       checker::resume(rank, current, fibres[current]->stack.data(), kStack);
       swapcontext(&scheduler, &fibres[current]->context);
     }
   }
-  return std::all_of(fibres.begin(), fibres.end(),
-                     [](const auto &fibre) { return fibre->done; });
+  return std::all_of(fibres.begin(), fibres.end(), [](const auto& fibre) { return fibre->done; });
 }
 
 // A CTA of the cluster while others run.
@@ -218,12 +182,10 @@ struct Cta {
   std::vector<std::unique_ptr<Fibre>> fibres;
   std::vector<Meeting> warps;
   Meeting cta;
-  std::vector<unsigned char> shared =
-      std::vector<unsigned char>(sizeof emulator::shared);
+  std::vector<unsigned char> shared = std::vector<unsigned char>(sizeof emulator::shared);
 
   void swap() {
-    std::swap(fibres, emulator::fibres), std::swap(warps, emulator::warps),
-        std::swap(cta, emulator::cta);
+    std::swap(fibres, emulator::fibres), std::swap(warps, emulator::warps), std::swap(cta, emulator::cta);
     std::swap_ranges(shared.begin(), shared.end(), emulator::shared);
   }
 };
@@ -232,8 +194,7 @@ inline std::vector<Cta> cluster;
 // Its CTAs run alternately, each as far as it can.
 inline void run_cluster(int ctas, int threads) {
   cluster.clear(), arrivals.clear(), cluster_threads = ctas * threads;
-  for (rank = 0; rank < ctas; ++rank)
-    cluster.emplace_back(), begin_cta(threads), cluster.back().swap();
+  for (rank = 0; rank < ctas; ++rank) cluster.emplace_back(), begin_cta(threads), cluster.back().swap();
   const int first = blockIdx.x;
   for (bool done = false; !done;) {
     done = true;
@@ -249,40 +210,34 @@ inline void run_cluster(int ctas, int threads) {
 inline void arrive_cluster() {
   const checker::Quiet quiet;
   const size_t phase = fibres[current]->arrivals++;
-  checker::arrive_cluster(reinterpret_cast<const void *>(phase));
-  if (arrivals.size() <= phase)
-    arrivals.resize(phase + 1);
+  checker::arrive_cluster(reinterpret_cast<const void*>(phase));
+  if (arrivals.size() <= phase) arrivals.resize(phase + 1);
   ++arrivals[phase];
 }
 inline void wait_while(std::function<bool()> goes_on) {
   const checker::Quiet quiet;
-  Fibre &fibre = *fibres[current];
-  for (fibre.waiting = std::move(goes_on); waits(fibre);)
-    swapcontext(&fibre.context, &scheduler);
+  Fibre& fibre = *fibres[current];
+  for (fibre.waiting = std::move(goes_on); waits(fibre);) swapcontext(&fibre.context, &scheduler);
 }
 inline void wait_cluster() {
   const checker::Quiet quiet;
   const size_t phase = fibres[current]->arrivals - 1;
   wait_while([phase] { return arrivals[phase] < cluster_threads; });
-  checker::wait_cluster(reinterpret_cast<const void *>(phase));
+  checker::wait_cluster(reinterpret_cast<const void*>(phase));
 }
 
 // CTAs in the order of their numbers, or against it.
 inline bool backwards = false;
 
 template <class Kernel>
-void launch(dim3 grid, int threads, const Kernel &kernel, int cluster_size = 1,
-            bool overlaps = false) {
+void launch(dim3 grid, int threads, const Kernel& kernel, int cluster_size = 1, bool overlaps = false) {
   body = std::ref(kernel), blockDim.x = threads;
   checker::begin_launch(overlaps);
-  gridDim = {static_cast<int>(grid.x), static_cast<int>(grid.y),
-             static_cast<int>(grid.z)};
+  gridDim = {static_cast<int>(grid.x), static_cast<int>(grid.y), static_cast<int>(grid.z)};
   const unsigned clusters = grid.x * grid.y * grid.z / cluster_size;
   for (unsigned i = 0; i < clusters; ++i) {
     const unsigned at = (backwards ? clusters - 1 - i : i) * cluster_size;
-    blockIdx = {static_cast<int>(at % grid.x),
-                static_cast<int>(at / grid.x % grid.y),
-                static_cast<int>(at / grid.x / grid.y)};
+    blockIdx = {static_cast<int>(at % grid.x), static_cast<int>(at / grid.x % grid.y), static_cast<int>(at / grid.x / grid.y)};
     if (cluster_size > 1)
       run_cluster(cluster_size, threads);
     else
@@ -290,52 +245,49 @@ void launch(dim3 grid, int threads, const Kernel &kernel, int cluster_size = 1,
   }
 }
 
-template <class To, class From> To bits(From from) {
+template <class To, class From>
+To bits(From from) {
   static_assert(sizeof(To) == sizeof(From));
   To to;
   std::memcpy(&to, &from, sizeof to);
   return to;
 }
 
-} // namespace emulator
+}  // namespace emulator
 
 inline void __syncthreads() {
-  emulator::meet(emulator::cta, [] {
-    checker::synchronize(0, static_cast<int>(emulator::fibres.size()));
-  });
+  emulator::meet(emulator::cta, [] { checker::synchronize(0, static_cast<int>(emulator::fibres.size())); });
 }
 inline void __syncwarp() {
   const int warp = emulator::current / 32;
-  emulator::meet(emulator::warps[warp],
-                 [warp] { checker::synchronize(warp * 32, 32); });
+  emulator::meet(emulator::warps[warp], [warp] { checker::synchronize(warp * 32, 32); });
 }
-template <class T, class From> T exchange_lanes(T x, From from) {
+template <class T, class From>
+T exchange_lanes(T x, From from) {
   if constexpr (sizeof(T) == 8) {
     uint2 words = emulator::bits<uint2>(x);
-    words.x = exchange_lanes(words.x, from),
-    words.y = exchange_lanes(words.y, from);
+    words.x = exchange_lanes(words.x, from), words.y = exchange_lanes(words.y, from);
     return emulator::bits<T>(words);
   } else {
-    return emulator::bits<T>(emulator::exchange(
-        emulator::bits<unsigned>(x),
-        [=](const unsigned *in, int lane) { return in[from(lane)]; }));
+    return emulator::bits<T>(emulator::exchange(emulator::bits<unsigned>(x), [=](const unsigned* in, int lane) { return in[from(lane)]; }));
   }
 }
-template <class T> T __shfl_xor_sync(unsigned, T x, int mask) {
+template <class T>
+T __shfl_xor_sync(unsigned, T x, int mask) {
   return exchange_lanes(x, [=](int lane) { return lane ^ mask; });
 }
-template <class T> T __shfl_down_sync(unsigned, T x, int by) {
-  return exchange_lanes(
-      x, [=](int lane) { return lane + by < 32 ? lane + by : lane; });
-}
-template <class T> T __shfl_up_sync(unsigned, T x, int by) {
-  return exchange_lanes(
-      x, [=](int lane) { return lane >= by ? lane - by : lane; });
+template <class T>
+T __shfl_down_sync(unsigned, T x, int by) {
+  return exchange_lanes(x, [=](int lane) { return lane + by < 32 ? lane + by : lane; });
 }
 template <class T>
-T __shfl_sync(unsigned, T x, int from) { // lanes may ask for different ones
+T __shfl_up_sync(unsigned, T x, int by) {
+  return exchange_lanes(x, [=](int lane) { return lane >= by ? lane - by : lane; });
+}
+template <class T>
+T __shfl_sync(unsigned, T x, int from) {  // lanes may ask for different ones
   const checker::Quiet quiet;
-  emulator::Meeting &warp = emulator::warps[emulator::current / 32];
+  emulator::Meeting& warp = emulator::warps[emulator::current / 32];
   std::memcpy(warp.words[emulator::current % 32], &x, sizeof x);
   emulator::meet(warp, [] {});
   std::memcpy(&x, warp.words[from], sizeof x);
@@ -343,69 +295,54 @@ T __shfl_sync(unsigned, T x, int from) { // lanes may ask for different ones
   return x;
 }
 inline unsigned __ballot_sync(unsigned, int x) {
-  return emulator::exchange(x != 0, [](const unsigned *in, int) {
+  return emulator::exchange(x != 0, [](const unsigned* in, int) {
     unsigned all = 0;
-    for (int i = 0; i < 32; ++i)
-      all |= in[i] << i;
+    for (int i = 0; i < 32; ++i) all |= in[i] << i;
     return all;
   });
 }
-inline int __any_sync(unsigned mask, int x) {
-  return __ballot_sync(mask, x) != 0;
+inline int __any_sync(unsigned mask, int x) { return __ballot_sync(mask, x) != 0; }
+template <class Join>
+int reduce_lanes(int x, Join join) {
+  return static_cast<int>(emulator::exchange(static_cast<unsigned>(x), [=](const unsigned* in, int) {
+    int all = static_cast<int>(in[0]);
+    for (int i = 1; i < 32; ++i) all = join(all, static_cast<int>(in[i]));
+    return static_cast<unsigned>(all);
+  }));
 }
-template <class Join> int reduce_lanes(int x, Join join) {
-  return static_cast<int>(emulator::exchange(
-      static_cast<unsigned>(x), [=](const unsigned *in, int) {
-        int all = static_cast<int>(in[0]);
-        for (int i = 1; i < 32; ++i)
-          all = join(all, static_cast<int>(in[i]));
-        return static_cast<unsigned>(all);
-      }));
-}
-inline int __reduce_add_sync(unsigned, int x) {
-  return reduce_lanes(x, [](int a, int b) { return a + b; });
-}
-inline int __reduce_min_sync(unsigned, int x) {
-  return reduce_lanes(x, [](int a, int b) { return std::min(a, b); });
-}
-inline int __reduce_max_sync(unsigned, int x) {
-  return reduce_lanes(x, [](int a, int b) { return std::max(a, b); });
-}
+inline int __reduce_add_sync(unsigned, int x) { return reduce_lanes(x, [](int a, int b) { return a + b; }); }
+inline int __reduce_min_sync(unsigned, int x) { return reduce_lanes(x, [](int a, int b) { return std::min(a, b); }); }
+inline int __reduce_max_sync(unsigned, int x) { return reduce_lanes(x, [](int a, int b) { return std::max(a, b); }); }
 inline int __ffs(unsigned x) { return __builtin_ffs(static_cast<int>(x)); }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
-template <class Update> __forceinline__ int update(int *x, Update made) {
+template <class Update>
+__forceinline__ int update(int* x, Update made) {
   checker::access(x, sizeof *x, checker::kAtomicUpdate);
   const checker::Quiet quiet;
   const int before = *x;
   return *x = made(before), before;
 }
-__forceinline__ int atomicAdd(int *x, int by) {
-  return update(x, [=](int before) { return before + by; });
-}
-__forceinline__ int atomicMin(int *x, int y) {
-  return update(x, [=](int before) { return std::min(before, y); });
-}
-__forceinline__ int atomicMax(int *x, int y) {
-  return update(x, [=](int before) { return std::max(before, y); });
-}
-template <class T> __forceinline__ T __ldcg(const T *from) { return *from; }
-template <class T> __forceinline__ void __stcg(T *to, T x) { *to = x; }
-template <class T> __forceinline__ T __ldcs(const T *from) { return *from; }
-template <class T> __forceinline__ void __stcs(T *to, T x) { *to = x; }
+__forceinline__ int atomicAdd(int* x, int by) { return update(x, [=](int before) { return before + by; }); }
+__forceinline__ int atomicMin(int* x, int y) { return update(x, [=](int before) { return std::min(before, y); }); }
+__forceinline__ int atomicMax(int* x, int y) { return update(x, [=](int before) { return std::max(before, y); }); }
+template <class T>
+__forceinline__ T __ldcg(const T* from) { return *from; }
+template <class T>
+__forceinline__ void __stcg(T* to, T x) { *to = x; }
+template <class T>
+__forceinline__ T __ldcs(const T* from) { return *from; }
+template <class T>
+__forceinline__ void __stcs(T* to, T x) { *to = x; }
 inline float __log2f(float x) { return std::log2(x); }
 inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
   const unsigned long long bytes = static_cast<unsigned long long>(b) << 32 | a;
   unsigned out = 0;
-  for (int i = 0; i < 4; ++i)
-    out |= static_cast<unsigned>(bytes >> (selector >> 4 * i & 7) * 8 & 0xff)
-           << 8 * i;
+  for (int i = 0; i < 4; ++i) out |= static_cast<unsigned>(bytes >> (selector >> 4 * i & 7) * 8 & 0xff) << 8 * i;
   return out;
 }
 
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
-inline long long __double_as_longlong(double x) {
-  return emulator::bits<long long>(x);
-}
+inline long long __double_as_longlong(double x) { return emulator::bits<long long>(x); }
 inline float __fsub_rn(float a, float b) { return a - b; }
 inline float __fdiv_rn(float a, float b) { return a / b; }
 inline float __frcp_rn(float a) { return 1.f / a; }
@@ -413,17 +350,13 @@ inline float __fdividef(float a, float b) { return a / b; }
 inline float __int_as_float(int x) { return emulator::bits<float>(x); }
 inline float __uint_as_float(unsigned x) { return emulator::bits<float>(x); }
 inline int __float_as_int(float x) { return emulator::bits<int>(x); }
-inline int __float2int_rn(float x) { // saturates, and NaN is 0
+inline int __float2int_rn(float x) {  // saturates, and NaN is 0
   const double whole = std::nearbyint(static_cast<double>(x));
-  return std::isnan(x)            ? 0
-         : whole >= 2147483647.0  ? 2147483647
-         : whole <= -2147483648.0 ? -2147483647 - 1
-                                  : static_cast<int>(whole);
+  return std::isnan(x) ? 0 : whole >= 2147483647.0 ? 2147483647 : whole <= -2147483648.0 ? -2147483647 - 1 : static_cast<int>(whole);
 }
 inline unsigned __float_as_uint(float x) { return emulator::bits<unsigned>(x); }
 
-// --- runtime functions that a launch calls
-// -----------------------------------------------------------------------------
+// --- runtime functions that a launch calls -----------------------------------------------------------------------------
 
 struct cudaLaunchAttribute {
   int id;
@@ -436,53 +369,35 @@ struct cudaLaunchConfig_t {
   dim3 gridDim, blockDim;
   size_t dynamicSmemBytes;
   cudaStream_t stream;
-  cudaLaunchAttribute *attrs;
+  cudaLaunchAttribute* attrs;
   int numAttrs;
 };
-constexpr int cudaLaunchAttributeProgrammaticStreamSerialization = 1,
-              cudaLaunchAttributeClusterDimension = 2,
-              cudaFuncAttributeMaxDynamicSharedMemorySize = 0,
-              cudaDevAttrMultiProcessorCount = 0,
-              cudaDevAttrMaxSharedMemoryPerMultiprocessor = 1,
-              cudaDevAttrReservedSharedMemoryPerBlock = 2;
+constexpr int cudaLaunchAttributeProgrammaticStreamSerialization = 1, cudaLaunchAttributeClusterDimension = 2,
+               cudaFuncAttributeMaxDynamicSharedMemorySize = 0, cudaDevAttrMultiProcessorCount = 0,
+               cudaDevAttrMaxSharedMemoryPerMultiprocessor = 1, cudaDevAttrReservedSharedMemoryPerBlock = 2;
 namespace emulator {
-inline int processors = 4,
-           shared_per_sm =
-               0; // with 0, a CTA gets the shared memory that it needs
-inline size_t dynamic_bytes =
-    0; // of shared memory that the last launch asked for
-} // namespace emulator
-inline cudaError_t cudaGetDevice(int *device) {
-  return *device = 0, cudaSuccess;
+inline int processors = 4, shared_per_sm = 0;  // with 0, a CTA gets the shared memory that it needs
+inline size_t dynamic_bytes = 0;               // of shared memory that the last launch asked for
 }
-inline cudaError_t cudaDeviceGetAttribute(int *value, int attribute, int) {
+inline cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
+inline cudaError_t cudaDeviceGetAttribute(int* value, int attribute, int) {
   const int values[] = {emulator::processors, emulator::shared_per_sm, 0};
   return *value = values[attribute], cudaSuccess;
 }
 template <class Kernel>
-cudaError_t cudaFuncSetAttribute(Kernel, int, int bytes) {
-  return bytes <= static_cast<int>(sizeof emulator::shared)
-             ? cudaSuccess
-             : static_cast<cudaError_t>(1);
-}
+cudaError_t cudaFuncSetAttribute(Kernel, int, int bytes) { return bytes <= static_cast<int>(sizeof emulator::shared) ? cudaSuccess : static_cast<cudaError_t>(1); }
 template <class Kernel>
-cudaError_t cudaOccupancyMaxActiveClusters(int *clusters, Kernel,
-                                           const cudaLaunchConfig_t *) {
-  return *clusters = emulator::processors / 2, cudaSuccess;
-}
+cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, Kernel, const cudaLaunchConfig_t*) { return *clusters = emulator::processors / 2, cudaSuccess; }
 template <class Kernel, class... Arguments>
-cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *config, Kernel kernel,
-                               const Arguments &...arguments) {
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, Kernel kernel, const Arguments&... arguments) {
   emulator::dynamic_bytes = config->dynamicSmemBytes;
   unsigned cluster = 1;
-  bool overlaps = false; // whether launches may; here one ends before the next
+  bool overlaps = false;  // whether launches may; here one ends before the next
   for (int i = 0; i < config->numAttrs; ++i)
     if (config->attrs[i].id == cudaLaunchAttributeClusterDimension)
       cluster = config->attrs[i].val.clusterDim.x;
     else
       overlaps = config->attrs[i].val.programmaticStreamSerializationAllowed;
-  emulator::launch(
-      config->gridDim, config->blockDim.x, [&] { kernel(arguments...); },
-      cluster, overlaps);
+  emulator::launch(config->gridDim, config->blockDim.x, [&] { kernel(arguments...); }, cluster, overlaps);
   return cudaSuccess;
 }
