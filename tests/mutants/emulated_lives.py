@@ -171,7 +171,7 @@ def live(kind: str, name: str, templates: Path, folder: Path) -> None:
 
 def plan(folder: Path) -> None:
     """Plans of the device and of the host, and lengths that advance."""
-    planner = Planner(folder)
+    planner = Planner.emulated(folder)
     for shape, lengths, limit, skip_empty in PLANS:
         if found := differences(planner, shape, lengths, limit, skip_empty):
             raise Wrong(f"a plan of {named(lengths)}: {', '.join(found)}")

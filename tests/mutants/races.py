@@ -75,7 +75,7 @@ def _pack(name: str, folder: Path) -> None:
 
 
 def _plan(_: str, folder: Path) -> None:
-    planner = Planner(folder)
+    planner = Planner.emulated(folder)
     for shape, lengths, limit, skip_empty in PLANS[:2] + PLANS[6:]:
         if found := differences(planner, shape, lengths, limit, skip_empty):
             raise Wrong(", ".join(found))

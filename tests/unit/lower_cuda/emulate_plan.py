@@ -1,11 +1,13 @@
-"""The CUDA plan kernel and the host's plan function, run on the CPU over the emulation of CUDA, beside their oracle."""
+"""The CUDA plan kernel and the host's plan function beside their oracle: on the CPU over the emulation of CUDA, or on a GPU."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import torch
 
 from kvgen.reference.plan import HEADER, Plan, PlanShape, make_plan, read_plan, written_plan
 from tests.unit.lower_cuda.emulate import library
@@ -13,8 +15,8 @@ from tests.unit.lower_cuda.emulate import library
 NO_LIMIT = 2**30
 STALE = -1_000_000_007
 """What a plan's memory holds before it is made."""
-MARGIN = 1 << 18
-"""Bytes on either side of a plan, so that a faulty plan kernel that writes there can be told."""
+MARGIN = 1 << 16
+"""int32 on either side of a plan, so that a faulty plan kernel that writes there can be told."""
 SHAPE_FIELDS = (
     "batch", "heads", "workers", "tile_tokens", "block_tokens", "head_cost", "least_tiles", "window", "q_len", "fresh", "unpacked",
     "tile_residual",
@@ -29,21 +31,16 @@ extern "C" int64_t size(const int* numbers) { return shape_of(numbers).size(); }
 extern "C" bool host_plan(const int* numbers, const int* lengths, int limit, bool skip_empty, int* plan) {
   return make_plan(shape_of(numbers), lengths, limit, skip_empty, plan);
 }
-extern "C" int device_plan(const int* numbers, const int* lengths, int limit, bool skip_empty, int* plan) {
-  int overflow = 0;
-  const PlanArgs args{shape_of(numbers), lengths, plan, &overflow, limit, skip_empty};
-  if (launch_plan(args, nullptr, true) != cudaSuccess) return -1;
-  return overflow;
+// The error of a launch or of its kernel, which has ended.
+int ended(cudaError_t launched) { return launched == cudaSuccess ? cudaDeviceSynchronize() : launched; }
+extern "C" int device_plan(const int* numbers, const int* lengths, int limit, bool skip_empty, int* plan, int* overflow) {
+  return ended(launch_plan({shape_of(numbers), lengths, plan, overflow, limit, skip_empty}, nullptr, true));
 }
-extern "C" int advance(int* lengths, int batch, const int* counts, int count, int limit) {
-  int overflow = 0;
-  if (launch_advance({lengths, batch, counts, count, true, limit, &overflow}, nullptr, true) != cudaSuccess) return -1;
-  return overflow;
+extern "C" int advance(int* lengths, int batch, const int* counts, int count, int limit, int* overflow) {
+  return ended(launch_advance({lengths, batch, counts, count, true, limit, overflow}, nullptr, true));
 }
-extern "C" int crop(int* lengths, int* least, int batch, const int* counts, int count, int rollback) {
-  int overflow = 0;
-  if (launch_crop({lengths, least, batch, counts, count, rollback, &overflow}, nullptr, true) != cudaSuccess) return -1;
-  return overflow;
+extern "C" int crop(int* lengths, int* least, int batch, const int* counts, int count, int rollback, int* overflow) {
+  return ended(launch_crop({lengths, least, batch, counts, count, rollback, overflow}, nullptr, true));
 }
 """
 
@@ -59,11 +56,17 @@ class Made:
 
 
 class Planner:
-    """Plans of any shape, and the advance of lengths."""
+    """Plans of any shape, and lengths that advance or are cropped, by a compiled library of CALLS."""
 
-    def __init__(self, folder: Path) -> None:
-        self._library = ctypes.CDLL(str(library(CALLS, folder)))
+    def __init__(self, compiled: Path, gpu: bool = False) -> None:
+        """`gpu`: the kernels run on a GPU. Then what they read and write is pinned memory, which host and GPU reach by one address."""
+        self._library, self._gpu = ctypes.CDLL(str(compiled)), gpu
         self._library.size.restype, self._library.host_plan.restype = ctypes.c_int64, ctypes.c_bool
+
+    @classmethod
+    def emulated(cls, folder: Path) -> Planner:
+        """One whose kernels run in the emulator, which is compiled in `folder`."""
+        return cls(library(CALLS, folder))
 
     def divided(self, dividend: int, divisor: int) -> tuple[int, int]:
         """Quotient and remainder of a division by a `Divisor`."""
@@ -75,32 +78,41 @@ class Planner:
 
     def device(self, shape: PlanShape, lengths: Sequence[int], limit: int, skip_empty: bool) -> Made:
         """The plan kernel's plan."""
-        held, memory = _ints(lengths), ctypes.create_string_buffer(2 * MARGIN + 4 * shape.size)
-        plan = (ctypes.c_int * shape.size).from_buffer(memory, MARGIN)
-        plan[:] = [STALE] * shape.size
-        overflow = self._library.device_plan(_shape(shape), held, limit, ctypes.c_bool(skip_empty), plan)
-        outside = memory.raw[:MARGIN] + memory.raw[-MARGIN:]
-        return Made(list(plan), bool(overflow), list(held), outside != bytes(2 * MARGIN))
+        held, memory = self._ints(lengths), torch.zeros(shape.size + 2 * MARGIN, dtype=torch.int32, pin_memory=self._gpu)
+        plan = memory[MARGIN:-MARGIN].fill_(STALE)
+        overflow = self._launch(self._library.device_plan, _shape(shape), _at(held), limit, ctypes.c_bool(skip_empty), _at(plan))
+        outside = bool(memory[:MARGIN].any() or memory[-MARGIN:].any())
+        return Made(plan.tolist(), overflow, held.tolist(), outside)
 
     def host(self, shape: PlanShape, lengths: Sequence[int], limit: int, skip_empty: bool) -> Made:
         """The host function's plan."""
-        plan = _ints([STALE] * shape.size)
-        overflow = self._library.host_plan(_shape(shape), _ints(lengths), limit, ctypes.c_bool(skip_empty), plan)
-        return Made(list(plan), bool(overflow), list(lengths))
+        held, plan = self._ints(lengths), self._ints([STALE] * shape.size)
+        overflow = self._library.host_plan(_shape(shape), _at(held), limit, ctypes.c_bool(skip_empty), _at(plan))
+        return Made(plan.tolist(), bool(overflow), list(lengths))
 
     def advance(self, lengths: Sequence[int], counts: Sequence[int] | None, count: int, limit: int) -> Made:
         """The end of a step: `counts`, or `count` for all."""
-        held = _ints(lengths)
-        overflow = self._library.advance(held, len(lengths), None if counts is None else _ints(counts), count, limit)
-        return Made([], bool(overflow), list(held))
+        held, own = self._ints(lengths), None if counts is None else self._ints(counts)
+        overflow = self._launch(self._library.advance, _at(held), len(lengths), _at(own), count, limit)
+        return Made([], overflow, held.tolist())
 
     def crop(
         self, lengths: Sequence[int], least: Sequence[int], counts: Sequence[int] | None, count: int, rollback: int
     ) -> tuple[Made, Made]:
         """Tokens taken back: `counts`, or `count` of all. The lengths, and the least ones."""
-        held, kept = _ints(lengths), _ints(least)
-        overflow = self._library.crop(held, kept, len(lengths), None if counts is None else _ints(counts), count, rollback)
-        return Made([], bool(overflow), list(held)), Made([], bool(overflow), list(kept))
+        held, kept, own = self._ints(lengths), self._ints(least), None if counts is None else self._ints(counts)
+        overflow = self._launch(self._library.crop, _at(held), _at(kept), len(lengths), _at(own), count, rollback)
+        return Made([], overflow, held.tolist()), Made([], overflow, kept.tolist())
+
+    def _launch(self, call: Callable[..., int], *arguments: object) -> bool:
+        """Launch a kernel and wait for its end. Returns its overflow flag, the last argument."""
+        overflow = self._ints([0])
+        failed = call(*arguments, _at(overflow))
+        assert not failed, f"CUDA error {failed}"
+        return bool(overflow.item())
+
+    def _ints(self, numbers: Sequence[int]) -> torch.Tensor:
+        return torch.tensor(numbers, dtype=torch.int32, pin_memory=self._gpu)
 
 
 def differences(planner: Planner, shape: PlanShape, lengths: Sequence[int], limit: int, skip_empty: bool) -> list[str]:
@@ -150,9 +162,9 @@ def sparse(batch: int) -> list[int]:
     return [0 if b % 15 else b * 7 % 3000 + 1 for b in range(batch)]
 
 
-def _ints(numbers: Sequence[int]) -> ctypes.Array[ctypes.c_int]:
-    return (ctypes.c_int * len(numbers))(*numbers)
+def _at(numbers: torch.Tensor | None) -> ctypes.c_void_p:
+    return ctypes.c_void_p(None if numbers is None else numbers.data_ptr())
 
 
 def _shape(shape: PlanShape) -> ctypes.Array[ctypes.c_int]:
-    return _ints([getattr(shape, name) for name in SHAPE_FIELDS])
+    return (ctypes.c_int * len(SHAPE_FIELDS))(*(getattr(shape, name) for name in SHAPE_FIELDS))

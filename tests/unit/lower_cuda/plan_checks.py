@@ -1,0 +1,90 @@
+"""Cases of plans, fixed and random ones, and of lengths that advance or are cropped: for planners in the emulator and on a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvgen.reference.plan import PlanShape
+from tests.unit.lower_cuda.emulate_plan import NO_LIMIT, Planner, advanced, cropped, differences, sparse, unlike
+
+Case = tuple[PlanShape, list[int], int, bool]
+"""A shape, lengths of its sequences, a limit of lengths, and whether empty sequences are skipped."""
+
+LENGTH = st.one_of(st.sampled_from([0, 1, 15, 16, 127, 128]), st.integers(0, 600), st.integers(0, 20000))
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> PlanShape:
+    """Shapes as variants have them: tiles within a block, or of several blocks."""
+    block = draw(st.sampled_from([16, 32, 64, 128, 256]))
+    tile = block * draw(st.sampled_from([1, 2, 4])) if block < 64 else block // draw(st.sampled_from([1, 2]))
+    q_len = draw(st.integers(1, 8))
+    return PlanShape(
+        batch=0,
+        heads=draw(st.integers(1, 4)),
+        workers=draw(st.one_of(st.integers(1, 12), st.integers(1, 400))),
+        tile_tokens=tile,
+        block_tokens=block,
+        head_cost=draw(st.integers(0, 20)),
+        least_tiles=draw(st.integers(1, 8)),
+        window=draw(st.sampled_from([0, 0, 1, 5, 100, 1000])),
+        q_len=q_len,
+        fresh=draw(st.sampled_from([0, q_len])),
+        unpacked=draw(st.sampled_from([0, 0, 5, 160])),
+        tile_residual=draw(st.sampled_from([0, 1, 17, 34])),
+    )
+
+
+EXAMPLES: tuple[Case, ...] = (
+    (PlanShape(3, 2, 8, 64, 128, 13, 8, fresh=1), [300, 0, 4000], 4000, True),
+    (PlanShape(2, 3, 400, 64, 128, 13, 1), [0, 0], NO_LIMIT, False),
+    (PlanShape(1, 1, 400, 64, 128, 0, 1), [60000], NO_LIMIT, False),
+    (PlanShape(3, 1, 2, 128, 128, 0, 1, tile_residual=16), [1151, 0, 1152], NO_LIMIT, False),  # a range begins in a residual
+)
+FORTY: Case = (PlanShape(40, 2, 66, 64, 128, 13, 8), unlike(40), NO_LIMIT, False)
+OWN_RANGES: Case = (PlanShape(1500, 2, 264, 64, 128, 13, 4, q_len=2, tile_residual=17), sparse(1500), NO_LIMIT, False)
+"""More sequences than the kernel has threads, of which few attend: their heads have ranges of their own."""
+
+
+def of_many(batch: int, heads: int, workers: int) -> Case:
+    """Sequences of unlike lengths, one of them without room for its new tokens."""
+    return PlanShape(batch, heads, workers, 64, 128, 13, 8, q_len=2, fresh=2), unlike(batch), 29000, True
+
+
+MANY = (of_many(200, 2, 132), of_many(200, 8, 264), of_many(1500, 1, 400))
+"""More heads than the kernel has threads, and more sequences."""
+
+
+def random_plans_agree(planner: Planner, examples: int, *, derandomize: bool = False) -> None:
+    """Any lengths, also without room for the step's tokens; empty sequences that take part and that do not."""
+
+    @settings(max_examples=examples, deadline=None, database=None, derandomize=derandomize)
+    @given(shapes(), st.lists(LENGTH, min_size=1, max_size=12), st.sampled_from([NO_LIMIT, 600, 128]), st.booleans())
+    def check(shape: PlanShape, lengths: list[int], limit: int, skip_empty: bool) -> None:
+        assert differences(planner, replace(shape, batch=len(lengths)), lengths, limit, skip_empty) == []
+
+    check()
+
+
+def lengths_advance(planner: Planner, batch: int) -> None:
+    """One count for all leaves empty sequences empty; a sequence with a count of its own gets it, empty or not, but for a
+    negative one.
+    """
+    lengths = [b * 7 % 50 for b in range(batch)]
+    for limit in (NO_LIMIT, 40):
+        assert advanced(planner, lengths, None, 3, limit)
+        assert advanced(planner, lengths, [b % 5 for b in range(batch)], 0, limit)
+        assert advanced(planner, lengths, [b % 5 - 1 for b in range(batch)], 0, limit)
+
+
+def lengths_are_cropped(planner: Planner, batch: int) -> None:
+    """Sequences that are shorter than they were, or empty; numbers that are too large or negative."""
+    lengths = [b * 7 % 50 for b in range(batch)]
+    least = [max(0, length - b % 9) for b, length in enumerate(lengths)]
+    for rollback in (8, 60):
+        assert cropped(planner, lengths, [0] * batch, None, 8, rollback)
+        assert cropped(planner, lengths, least, None, 3, rollback)
+        assert cropped(planner, lengths, least, [b % 11 - 1 for b in range(batch)], 0, rollback)
