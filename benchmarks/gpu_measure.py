@@ -55,10 +55,10 @@ class Caches:
 
 
 def make_caches(spec: KernelSpec, layout: PackedLayout, work: Workload, kv_lens: list[int], logit: float) -> Caches:
-    """Caches of `half_full(kv_len)` tokens per sequence with room for a block more."""
+    """Caches of `half_full(kv_len)` tokens per sequence, none where `kv_len` is 0, with room for a block more."""
     random = torch.Generator("cuda").manual_seed(work.batch * 7919 + work.kv_len)
     a, dtype, n = spec.attention, DTYPES[spec.attention.dtype], layout.tokens
-    held = [half_full(spec, layout, kv_len) for kv_len in kv_lens]
+    held = [half_full(spec, layout, kv_len) if kv_len else 0 for kv_len in kv_lens]
     blocks, rows = -(-(max(held) + 2 * n) // n), residual_rows(spec, n).rows
     k, v = (torch.randn(UNIQUE, n, a.head_dim, generator=torch.Generator().manual_seed(s)).to(dtype) for s in (1, 2))
     unique = pack_blocks(layout, k, v)

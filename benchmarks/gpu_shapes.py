@@ -231,7 +231,7 @@ def torch_columns(shape: Shape) -> Row:
     """torch's fastest way to the same attention over an unquantized 16-bit cache."""
     spec, work = shape.spec, workload_of(shape.work)
     layout = layout_of(spec, shape.modules[0]["schedule"].layout)
-    lengths = [half_full(shape.spec, layout, length) for length in lengths_of(shape.work)]
+    lengths = [half_full(shape.spec, layout, length) for length in lengths_of(shape.work) if length]
     a = spec.attention
     key = (a.q_heads, a.kv_heads, a.head_dim, a.dtype, work.q_len)
     if len(set(lengths)) == 1:

@@ -129,6 +129,7 @@ SHAPES = (
     Shape("ragged, one long", "k4v4", UNEQUAL, "as many bytes as 1x131072+63x1024", ("w8u4d1", "w4u4d1c2", "w8u2d2", "w4u2d2c2"), SPREAD),
     Shape("ragged, moderate", "k4v4", MODERATE, "plain", RAGGED, SPREAD),
     Shape("ragged, moderate, page 128", "k4v4:page128", MODERATE, "page 128", RAGGED, FINE_TILES),
+    Shape("56 empty sequences", "k4v4", PLAIN + "+56x0", "plain", RAGGED, SPREAD),
     Shape("as many bytes as 2K to 16K", "k4v4", "32x9216", None, ("w8u4d1", "w8u1d2", "w4u4d1c2"), SPREAD),
     Shape("ragged, 2K to 16K", "k4v4", MIXED, "as many bytes as 2K to 16K", RAGGED, SPREAD),
     Shape("symmetric", "k4v4:sym", tilelang=()),

@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 """torch reads it at the first product of a process, and refuses deterministic training without it from then on."""
 COMPILATION = pytest.StashKey[Compilation]()
-WORKER_BYTES = 7 << 30
+WORKER_BYTES = 10 << 30
 """Of the GPU's memory, what a worker takes at most: a test's caches, their references in fp64, the context."""
 
 
