@@ -73,7 +73,7 @@ BUDGETS = {"60s": 60, "10m": 600}
 FLUSHED = ("k2v2:boost1/8:sink32:local128:page128", "k2v2:boost1/4:sink32:local128:page128", "k4v4", "k2v2")
 """Kitty, Kitty Pro, and what their flush is compared with, in the words of gpu_words.py."""
 TESTS = {
-    "others": (240, ("matrix", "decode_loop", "accuracy", "api", "reference", "steps", "mixed", "call_order")),
+    "others": (240, ("matrix", "decode_loop", "accuracy", "api", "reference", "steps", "mixed", "call_order", "plan", "page_example")),
     "lives": (300, ("properties", "unquantized", "window", "decode", "pack")),
     "extend": (240, ("extend", "extremes")),
     "formats": (360, ("formats",)),

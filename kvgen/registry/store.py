@@ -84,13 +84,14 @@ class Store:
     def _read(self, folders: list[Path]) -> list[Found]:
         """The newest good revision of every key, and the problem of a key that has none.
 
-        A folder that disappears between listing and reading was replaced; its key is then listed again.
+        A folder that disappears between listing and reading was replaced. So was one whose files disappeared, perhaps by a folder of the
+        same name, where an earlier revision returned. Both are listed again; a folder that is damaged is damaged then, too.
         """
         found: list[Found] = []
         for folder in folders:
             for _ in range(RESCANS):
                 revisions = [self._load(path) for path in _folders(folder)]
-                if all(one.path.is_dir() for one in revisions):
+                if all(one.entry is not None and one.path.is_dir() for one in revisions):
                     break
             by_key: dict[str, list[Found]] = {}
             for one in revisions:

@@ -146,6 +146,27 @@ def test_a_folder_that_vanishes_while_it_is_read_is_looked_for_again(store, make
     assert found.entry.provenance["date"] == "2026-01-02"
 
 
+def test_a_revision_that_returns_while_it_is_read_is_looked_for_again(store, make_entry, spec, monkeypatch):
+    """Another writer replaces the revision that is being read, and then brings it back, in a folder of the same name."""
+    first, second = make_entry(date="2026-01-01"), make_entry(date="2026-01-02")
+    store.put(first)
+    real, calls = store_module.read_entry, []
+
+    def racing(path: Path):
+        if calls:
+            return real(path)
+        calls.append(path)
+        store.put(second)
+        try:
+            return real(path)
+        finally:
+            store.put(first)
+
+    monkeypatch.setattr(store_module, "read_entry", racing)
+    (found,) = store.find(spec)
+    assert found.entry == first
+
+
 def test_leftovers_of_dead_writers_are_swept(store, make_entry):
     store.root.mkdir()
     left = store.root / f"{STAGING}dead"
