@@ -1,9 +1,10 @@
-"""Cases of plans, fixed and random ones, and of lengths that advance or are cropped: for planners in the emulator and on a GPU."""
+"""Plans, fixed and random ones, and lengths that advance or are cropped: tests of planners in the emulator and on a GPU."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -69,22 +70,30 @@ def random_plans_agree(planner: Planner, examples: int, *, derandomize: bool = F
     check()
 
 
-def lengths_advance(planner: Planner, batch: int) -> None:
-    """One count for all leaves empty sequences empty; a sequence with a count of its own gets it, empty or not, but for a
-    negative one.
-    """
-    lengths = [b * 7 % 50 for b in range(batch)]
-    for limit in (NO_LIMIT, 40):
-        assert advanced(planner, lengths, None, 3, limit)
-        assert advanced(planner, lengths, [b % 5 for b in range(batch)], 0, limit)
-        assert advanced(planner, lengths, [b % 5 - 1 for b in range(batch)], 0, limit)
+class OfAnyPlanner:
+    """Tests of a planner, which is the fixture `planner` of the module that inherits them."""
 
+    @pytest.mark.parametrize("case", [*EXAMPLES, FORTY, *MANY, OWN_RANGES])
+    def test_a_plan_is_the_oracles(self, planner: Planner, case: Case) -> None:
+        assert differences(planner, *case) == []
 
-def lengths_are_cropped(planner: Planner, batch: int) -> None:
-    """Sequences that are shorter than they were, or empty; numbers that are too large or negative."""
-    lengths = [b * 7 % 50 for b in range(batch)]
-    least = [max(0, length - b % 9) for b, length in enumerate(lengths)]
-    for rollback in (8, 60):
-        assert cropped(planner, lengths, [0] * batch, None, 8, rollback)
-        assert cropped(planner, lengths, least, None, 3, rollback)
-        assert cropped(planner, lengths, least, [b % 11 - 1 for b in range(batch)], 0, rollback)
+    @pytest.mark.parametrize("batch", [1, 300])
+    def test_advance_adds_tokens_where_there_is_room(self, planner: Planner, batch: int) -> None:
+        """One count for all leaves empty sequences empty; a sequence with a count of its own gets it, empty or not, but for a
+        negative one.
+        """
+        lengths = [b * 7 % 50 for b in range(batch)]
+        for limit in (NO_LIMIT, 40):
+            assert advanced(planner, lengths, None, 3, limit)
+            assert advanced(planner, lengths, [b % 5 for b in range(batch)], 0, limit)
+            assert advanced(planner, lengths, [b % 5 - 1 for b in range(batch)], 0, limit)
+
+    @pytest.mark.parametrize("batch", [1, 300])
+    def test_a_crop_takes_back_what_its_rollback_allows(self, planner: Planner, batch: int) -> None:
+        """Sequences that are shorter than they were, or empty; numbers that are too large or negative."""
+        lengths = [b * 7 % 50 for b in range(batch)]
+        least = [max(0, length - b % 9) for b, length in enumerate(lengths)]
+        for rollback in (8, 60):
+            assert cropped(planner, lengths, [0] * batch, None, 8, rollback)
+            assert cropped(planner, lengths, least, None, 3, rollback)
+            assert cropped(planner, lengths, least, [b % 11 - 1 for b in range(batch)], 0, rollback)
