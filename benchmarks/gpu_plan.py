@@ -1,14 +1,16 @@
 """What a plan costs: the kernels that compute a plan and advance lengths, and `attend` with a plan beside the static scheduler.
 
-    python benchmarks/gpu_plan.py [--spec k4v4] [--backend cuda] [--schedule n128.w8u1d2] [--equal 8x8192,…] [--rounds 9]
+    python benchmarks/gpu_plan.py [--spec k4v4] [--backend cuda] [--schedule n128.w8u1d2] [--equal 8x8192,…] [--empty 56] [--rounds 9]
 
 Plans are of batches whose lengths differ (log-uniform, 512 to 8K tokens). `attend` is timed at equal lengths (`--equal`), where both
-schedulers do the same work, in turns with the read of as many bytes. Rows go to $OUT (or benchmarks/results) as GPU_plan.csv.
+schedulers do the same work, in turns with the read of as many bytes. With `--empty` it is timed with a plan once more, with so many
+sequences without tokens beside those of equal lengths. Rows go to $OUT (or benchmarks/results) as GPU_plan.csv.
 """
 
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -46,6 +48,7 @@ def main() -> None:
     command.add_argument("--backend", choices=["cuda", "tilelang"], default="cuda")
     command.add_argument("--schedule", default="n128.w8u1d2")
     command.add_argument("--equal", type=lambda words: words.split(","), default=EQUAL, metavar="BxL,…", help="workloads of equal lengths")
+    command.add_argument("--empty", type=int, default=0, metavar="N", help="sequences without tokens, in a row of their own")
     add_rounds(command)
     options = command.parse_args()
     spec = spec_of(options.spec, "sm90", [workload_of(word) for word in options.equal])
@@ -54,7 +57,8 @@ def main() -> None:
     module = load(build(backend.lower(spec, schedule, "sm90")).path)
     read_roofline.read_roofline("sm90")
     rows = [row for batch in BATCHES for row in bookkeeping(module, batch, options.rounds)]
-    rows += [row for word in options.equal for row in schedulers(spec, module, layout_of(spec, schedule.layout), word, options.rounds)]
+    layout = layout_of(spec, schedule.layout)
+    rows += [row for word in options.equal for row in schedulers(spec, module, layout, word, options.empty, options.rounds)]
     for row in rows:
         print(f"{row['kernel']:20}{row['workload']:>10}{row['us']:9.2f} µs {row['read_fraction']}", flush=True)
     what = {"backend": options.backend, "spec": options.spec, "schedule": options.schedule}
@@ -78,21 +82,25 @@ def bookkeeping(module: Module, batch: int, rounds: int) -> list[Row]:
     ]
 
 
-def schedulers(spec: KernelSpec, module: Module, layout: Any, word: str, rounds: int) -> list[Row]:
-    """`attend` at equal lengths: with the static scheduler, and with a plan."""
+def schedulers(spec: KernelSpec, module: Module, layout: Any, word: str, empty: int, rounds: int) -> list[Row]:
+    """`attend` at equal lengths: with the static scheduler, with a plan, and with a plan of `empty` sequences more, if there are any."""
     work = workload_of(word)
     caches = make_caches(spec, layout, work, [work.kv_len] * work.batch, 4.0)
+    runners = {f"attend, {name}": Runner(spec, module, caches, work, planned=name == "planned") for name in ("static", "planned")}
+    if empty:
+        more = replace(work, batch=work.batch + empty)
+        beside = make_caches(spec, layout, more, [work.kv_len] * work.batch + [0] * empty, 4.0)
+        runners[f"attend, {empty} empty"] = Runner(spec, module, beside, more, planned=True)
     graphs = {}
-    runners = [Runner(spec, module, caches, work, planned=planned) for planned in (False, True)]
-    for name, runner in zip(("static", "planned"), runners, strict=True):
+    for name, runner in runners.items():
         if runner.error() > 2e-3:
             raise SystemExit(f"{name} at {word} is wrong")
-        graphs[name] = capture([partial(runner.attend, i) for i in range(len(caches.packed))])
+        graphs[name] = capture([partial(runner.attend, i) for i in range(len(runner.caches.packed))])
     read = partial(read_roofline.read_roofline("sm90").samples, caches.bytes, POLICY)
     samples, reads = take_turns({name: partial(replayed, graph) for name, graph in graphs.items()}, rounds, {caches.bytes: read})
     read_us = median(reads[caches.bytes])
     return [
-        {"kernel": f"attend, {name}", "workload": word, "us": round(median(us), 2), "read_fraction": round(read_us / median(us), 4)}
+        {"kernel": name, "workload": word, "us": round(median(us), 2), "read_fraction": round(read_us / median(us), 4)}
         for name, us in samples.items()
     ]
 

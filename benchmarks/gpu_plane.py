@@ -3,19 +3,20 @@
     python benchmarks/gpu_plane.py [SPEC…] [--target sm90] [--seconds 300] [--whole 4] [--rounds 5] [--stride 2] [--seed 1] [--named-only]
     python benchmarks/gpu_plane.py SPEC --target cpu --whole 1 --most-tokens 4096 --no-named --stride 9     a small run anywhere
 
-Takes each spec's registered entry, which must have a dispatch table (`kvgen build SPEC`), and times all of its launches in turns, with
-reads of the same bytes, at the named rows below and at points between those of the tuner's grid: batches and lengths a factor of 1.41 off,
-with equal lengths and with log-uniform ones of another seed, in random order. At the first `--whole` of these every launch over the entry's
-layout that the search spaces allow there takes part, of every back end: they are compiled before anything is timed (lowering beside it
-would delay the launches), timed once, and the best of them in turns with the entry's. A launch whose output differs from that of the
-launch that serves is told and not counted. Sequences of unequal lengths have a plan, made before, as all layers of a step share one.
+Takes each spec's registered entry (`kvgen build SPEC`), with the defaults beside it if it has no dispatch table, and times all of its
+launches in turns, with reads of the same bytes, at the named rows below and at points between those of the tuner's grid: batches and
+lengths a factor of 1.41 off, with equal lengths and with log-uniform ones of another seed, in random order. At the first `--whole` of these
+every launch over the entry's layout that the search spaces allow there takes part, of every back end: they are compiled before anything is
+timed (lowering beside it would delay the launches), timed once, and the best of them in turns with the entry's. A launch whose output
+differs from that of the launch that serves is told and not counted. Sequences of unequal lengths have a plan, made before, as all layers of
+a step share one.
 At a sustained point the launch serves which calls take if the spec's workloads say `load: sustained`.
 
 Rows go to $OUT (or benchmarks/results) as GPU_plane.SPEC.csv, after every point: the launch of a call whose tokens the host knows, and
 beside it (`launch_unknown`) where it knows the longest sequence alone, if lengths are unequal: equal ones would have a plan, too, if the
-host did not know that they are equal, and are timed without; `own_us` has the times of the entry's launches by their index, as
-JSON. The last lines are worst regret and geometric mean of each spec. No point is begun after `--seconds`, of which every spec has an
-equal part; what is left is told.
+host did not know that they are equal, and are timed without; `own_us` has the times of the entry's launches by their index, as JSON, and
+`nearest_us` the time of the launch that was tuned for the nearest workload. The last lines are worst regret and geometric mean of each
+spec. No point is begun after `--seconds`, of which every spec has an equal part; what is left is told.
 """
 
 from __future__ import annotations
@@ -51,12 +52,14 @@ from kvgen.measure.inputs import NoRoom, WorkloadInputs
 from kvgen.measure.job import TimingPolicy
 from kvgen.measure.read_roofline import read_roofline
 from kvgen.reference.tolerance import relative_l2, tolerance
+from kvgen.registry.default import with_defaults
 from kvgen.registry.entry import Entry
 from kvgen.registry.modules import modules
 from kvgen.registry.select import select
 from kvgen.runtime.module import load
 from kvgen.runtime.variant import Variant
 from kvgen.spec import KernelSpec, Workload, load_spec
+from kvgen.spec.dispatch import Dispatch, Measured
 from kvgen.spec.grid import Grid, grid_of
 from kvgen.toolchain import ArtifactCache
 from kvgen.tune.compile_queue import CompileQueue
@@ -133,6 +136,8 @@ class Launches:
         self.spec, self.entry = spec, entry
         paths = modules(entry)
         self.own = [(entry.schedule(launch), self._load(paths[launch.file])) for launch in entry.every_launch]
+        tuned = [Measured(launch.workload, index) for index, launch in enumerate(entry.launches) if isinstance(launch.workload, Workload)]
+        self._nearest = Dispatch(tuned)
         self.look_ups = {load: entry.look_up(under(spec, load)) for load in ("rested", "sustained")}
         self._spaces = {b.name: b.space(spec, entry.arch) for b in backends_for(entry.arch) if refusal(b, spec, entry.arch) is None}
         self._variants: dict[Schedule, Variant | None] = dict(self.own)
@@ -149,6 +154,10 @@ class Launches:
     def serving(self, point: Point, *, known: bool = True) -> int:
         """Index of the launch that a call takes, where the host knows the tokens, or their bound alone, and the spec the load."""
         return self.look_ups[point.load].launch(len(point.lengths), max(point.lengths), 1, sum(point.lengths) if known else None)
+
+    def nearest(self, point: Point) -> int:
+        """Index of the launch that was tuned for the nearest workload."""
+        return self._nearest.launch(len(point.lengths), max(point.lengths), 1, sum(point.lengths))
 
     def space(self, work: Workload) -> list[Schedule]:
         """Every launch over the layout that a search would try at a workload."""
@@ -214,6 +223,7 @@ def measure(launches: Launches, point: Point, rounds: int, *, whole: bool) -> Ro
         "regret_own": round(us / times[best_own], 4), "candidates": candidates, "best_us": round(times[best_of_all], 3),
         "regret": round(us / times[best_of_all], 4), "best_launch": str(best_of_all),
         "default_us": _rounded(default_us, 3), "own_us": json.dumps([_rounded(time, 3) for time in own_us]),
+        "nearest_us": _rounded(own_us[launches.nearest(point)], 3),
         "launch_unknown": unknown, "regret_unknown": _rounded(unknown_us and unknown_us / times[best_of_all], 4),
         "bytes": inputs.nbytes, "read_us": round(read, 3), "read_fraction": round(read / us, 4),
         "watts": power.watts if power else None, "clock_mhz": power.clock_mhz if power else None, "whole": whole,
@@ -256,7 +266,7 @@ def summary(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def main() -> int:
-    """Measure, print, write. 1 where an entry has no dispatch table or nothing was measured."""
+    """Measure, print, write. 1 where a spec has no entry or nothing was measured."""
     command = parser(__doc__)
     command.add_argument("specs", nargs="*", default=[str(ROOT / "examples" / f"{name}.yaml") for name in PLANES], help="spec files")
     command.add_argument("--target", default="sm90")
@@ -273,11 +283,12 @@ def main() -> int:
     end, rows, good = time.monotonic() + options.seconds, list[Row](), True
     for number, file in enumerate(options.specs):
         spec = load_spec(Path(file))
-        entry = select(spec, options.target).entry
-        if entry is None or entry.dispatch is None:
-            print(f"{spec.name} has no entry with a dispatch table for {options.target}: kvgen build {file}", file=sys.stderr)
+        stored = select(spec, options.target).entry
+        if stored is None:
+            print(f"{spec.name} has no entry for {options.target}: kvgen build {file}", file=sys.stderr)
             good = False
             continue
+        entry = with_defaults(stored)
         points = [] if options.named_only else between(grid_of(entry.arch), options.most_tokens, options.seed, options.stride)
         random.Random(options.seed).shuffle(points)
         whole = points[: options.whole]

@@ -28,7 +28,8 @@ class Kernel(Calls):
     """Attention over a quantized KV cache: `new_cache`, `prefill`, `plan`, `decode`, `attend`, `unpack`. `get_kernel` makes it.
 
     Caches of one layout may be shared between kernels. Each call takes the launch that the entry's dispatch table gives for what the host
-    knows of it, or without a table the one tuned for the nearest workload (`kvgen.spec.dispatch`); the choice never waits for the device.
+    knows of it, or without a table the one tuned for a workload near it, else a default (`kvgen.spec.dispatch`); the choice never waits for
+    the device.
     """
 
     def __init__(
@@ -52,7 +53,9 @@ class Kernel(Calls):
 
     @property
     def entry(self) -> Entry | None:
-        """The registry's entry that this kernel comes from; None if it is a back end's default."""
+        """The registry's entry that this kernel comes from, with the defaults beside it where it has no dispatch table. None if the kernel
+        is a back end's default.
+        """
         return self.selection.entry
 
     def __repr__(self) -> str:

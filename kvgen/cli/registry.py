@@ -215,13 +215,13 @@ class _Answer(NamedTuple):
 
     @classmethod
     def of(cls, spec: AnySpec, target: Target, work: AnyWorkload | None) -> _Answer:
-        from kvgen.registry.default import default_entry
+        from kvgen.registry.default import serving_entry
         from kvgen.registry.select import select
 
         selection = select(spec, target, work)
         if selection.how == "none":
             return cls(work, selection, None, [])
-        entry = selection.entry or default_entry(spec, target, selection)[0]
+        entry, selection = serving_entry(spec, target, selection)
         return cls(work, selection, entry.backend, _served(entry, spec, [work] if work else spec.workloads))
 
     def to_json(self) -> dict[str, Any]:

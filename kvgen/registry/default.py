@@ -1,8 +1,9 @@
-"""The kernel of a format that nothing is tuned for: the defaults and the plain schedule of the first back end that supports it."""
+"""What `get_kernel` takes where nothing was measured: the defaults and the plain schedule of the first back end that supports a format."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from kvgen.arch import Target
@@ -11,12 +12,22 @@ from kvgen.lower import backends
 from kvgen.lower.base import Source
 from kvgen.lower.defaults import Defaults, defaults_of
 from kvgen.lower.schedule import Schedule
-from kvgen.registry.dispatch import DispatchTable, smallest
-from kvgen.registry.entry import Entry
+from kvgen.registry.dispatch import DispatchTable, Launch, smallest
+from kvgen.registry.entry import Code, Entry
 from kvgen.registry.select import Selection
-from kvgen.spec import AnySpec
+from kvgen.spec import AnySpec, AnyWorkload, KernelSpec
 from kvgen.spec.traffic import parse
 from kvgen.toolchain import Artifact
+
+
+def serving_entry(spec: AnySpec, target: Target, selection: Selection) -> tuple[Entry, Selection]:
+    """The entry whose launches serve calls: that of a selection with the defaults beside it, else the defaults alone. The selection has it
+    where it comes from the registry. Raises RegistryMiss where no back end supports the spec.
+    """
+    if selection.entry is None:
+        return default_entry(spec, target, selection)
+    entry = with_defaults(selection.entry)
+    return entry, selection._replace(entry=entry)
 
 
 def default_entry(spec: AnySpec, target: Target, selection: Selection) -> tuple[Entry, Selection]:
@@ -32,6 +43,35 @@ def default_entry(spec: AnySpec, target: Target, selection: Selection) -> tuple[
     entry = untuned_entry(spec, target, defaults, sources, device={})
     caution = f"nothing is tuned for this format on {target}; using {backend.name}'s default schedules"
     return entry, selection._replace(cautions=(caution, *selection.cautions))
+
+
+def with_defaults(entry: Entry) -> Entry:
+    """A tuned entry with the defaults of the grid's workloads and the plain schedule as further launches, for calls that are nearer to
+    those workloads than to the ones that it was tuned for. They are lowered and not compiled.
+
+    An entry with a dispatch table stays as it is, as do an untuned one, one of operations on a matrix, and one whose layout the defaults
+    of the first back end that supports the format cannot have.
+    """
+    spec, target = entry.spec, entry.arch
+    if entry.dispatch is not None or not entry.timings or not isinstance(spec, KernelSpec):
+        return entry
+    backend, _ = backends.first_for(spec, target)
+    if backend is None:
+        return entry
+    defaults = defaults_of(backend, spec, target)
+    if defaults.plain.layout != entry.layout:
+        return entry
+    own = {launch.workload.key for launch in entry.launches}
+    grid = {key: schedule for key, schedule in defaults.grid.items() if key not in own}
+    order = [entry.schedule(launch) for launch in entry.launches]
+    further = [schedule for schedule in dict.fromkeys([*grid.values(), defaults.plain]) if schedule not in order]
+    codes, launches = dict(entry.codes), []
+    for schedule in further:
+        code = Code.of(backend.lower(spec, schedule, target))
+        codes.setdefault(code.file, code)
+        launches.append(Launch(_home(schedule, grid, spec), schedule.backend, schedule.launch, code.file))
+    table = _table(grid, defaults.plain, [*order, *further])
+    return replace(entry, codes=codes, dispatch=replace(table, launches=tuple(launches)))
 
 
 def untuned_entry(
@@ -50,8 +90,16 @@ def untuned_entry(
     if all(default == plain for default in (*order, *grid.values())):
         return Entry.of(spec, target, launches, **facts)
     further = [schedule for schedule in dict.fromkeys([plain, *grid.values()]) if schedule not in order]
-    served = {schedule: [parse(key) for key, default in grid.items() if default == schedule] for schedule in further}
-    more = [(smallest(served[schedule]) or spec.workloads[0], schedule, *code[schedule]) for schedule in further]
-    index = {schedule: number for number, schedule in reversed(list(enumerate([*order, *further])))}
-    table = DispatchTable((), index[plain], (), (), defaults={key: index[schedule] for key, schedule in grid.items()})
-    return Entry.of(spec, target, launches, more, table, **facts)
+    more = [(_home(schedule, grid, spec), schedule, *code[schedule]) for schedule in further]
+    return Entry.of(spec, target, launches, more, _table(grid, plain, [*order, *further]), **facts)
+
+
+def _home(schedule: Schedule, grid: Mapping[str, Schedule], spec: AnySpec) -> AnyWorkload:
+    """The smallest workload of the grid that a schedule is the default of; the spec's first one if there is none."""
+    return smallest(parse(key) for key, default in grid.items() if default == schedule) or spec.workloads[0]
+
+
+def _table(grid: Mapping[str, Schedule], plain: Schedule, launches: Sequence[Schedule]) -> DispatchTable:
+    """The table of defaults, given all launches in the order of their indices."""
+    index = {schedule: number for number, schedule in reversed(list(enumerate(launches)))}
+    return DispatchTable((), index[plain], (), (), defaults={key: index[schedule] for key, schedule in grid.items()})

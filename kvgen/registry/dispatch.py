@@ -1,5 +1,5 @@
-"""The dispatch table of an entry: which of its launches serves which batch and number of tokens, as it was measured over a grid. An untuned
-entry has the back end's defaults instead.
+"""The dispatch table of an entry: which of its launches serves which batch and number of tokens, as it was measured over a grid. Where
+nothing was, it has the back end's defaults instead.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class DispatchTable(Json):
     members: tuple[int, ...]
     """Indices of the launches of the portfolio, each launch once."""
     cells: tuple[Cell, ...]
-    """What was measured; of an untuned entry, nothing."""
+    """What was measured over the grid; nothing if there are `defaults`."""
     skipped: Mapping[str, str] = field(default_factory=dict)
     """Workloads of the grid that were not measured, each with the reason."""
     worst_regret: float | None = None
@@ -82,7 +82,7 @@ class DispatchTable(Json):
     waves: tuple[Waves | None, ...] = ()
     """Of every launch in `members`, how its CTAs fill the GPU; None where they do not run in waves. Empty: not known."""
     defaults: Mapping[str, int] = field(default_factory=dict)
-    """Of an untuned entry: by workload of the grid, the index of the launch that is the default there."""
+    """Where the grid was not measured: by its workloads, the index of the launch that is the default there."""
 
     def time(self, cell: Cell, index: int) -> float | None:
         """µs of a launch at a cell; None where it was not measured."""

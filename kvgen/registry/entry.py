@@ -145,8 +145,8 @@ class Entry(Json):
     timings: tuple[Timing, ...] = ()
     runner_up: Facts | None = None
     dispatch: DispatchTable | None = None
-    """Which launch serves which batch and number of tokens, by what was measured over a grid or, of an untuned entry, by the defaults
-    there; None: each call takes the nearest workload's.
+    """Which launch serves which batch and number of tokens, by what was measured over a grid or by the defaults there; None: each call
+    takes the nearest workload's.
     """
     quality: Annotated[Facts, Shaped(Quality)] | None = None
     """What the format costs, or None where it was never computed."""
@@ -206,8 +206,8 @@ class Entry(Json):
         """Whether what was measured under a sustained load decides about calls, given the traffic of `spec` (by default the entry's own).
         Not in an untuned entry, since a default does not depend on the load.
         """
-        guessed = self.dispatch is not None and bool(self.dispatch.defaults)
-        return not guessed and prefers_sustained((spec or self.spec).workloads)
+        untuned = self.dispatch is not None and bool(self.dispatch.defaults) and not self.timings
+        return not untuned and prefers_sustained((spec or self.spec).workloads)
 
     def look_up(self, spec: KernelSpec | None = None) -> Dispatch:
         """Which launch of `every_launch` serves a call, given the traffic of `spec` (by default the entry's own)."""

@@ -73,10 +73,13 @@ def serving(entry: Entry, spec: KernelSpec, work: Workload) -> Serving:
     if place is None:
         none = "no workload within a doubling of it was measured" if table.cells else "the grid has no default within a doubling of it"
         return Serving(work, index, launch, None, f"the plain schedule: {none}")
-    known = [one.workload for one in entry.measured()]  # the look-up prefers the spec's load, and another may have been measured, too
+    known = [one.workload for one in entry.measured()]
+    if not table.cells:
+        return _by_defaults(entry, work, index, known[place])
+    # The look-up prefers the spec's load, and another may have been measured, too.
     near = next((one for one in known if one.key == work.key), known[place])
     away = distance(near, work)
-    where = _told(near, away, measured=bool(table.cells))
+    where = f"by what was measured around it; the nearest is {near.key}, {away:.1f} doublings away" if away else f"measured at {near.key}"
     cell = next((cell for cell in table.cells if cell.workload == near.key), None)
     if cell is None:
         return _tuned(Serving(work, index, launch, near, where), entry.timing(near))
@@ -87,6 +90,16 @@ def serving(entry: Entry, spec: KernelSpec, work: Workload) -> Serving:
     return Serving(work, index, launch, near, where, us, read, regret, table.time(cell, table.default), *power)
 
 
+def _by_defaults(entry: Entry, work: Workload, index: int, near: Workload) -> Serving:
+    """Where the grid was not measured: the default of its nearest workload, or the launch tuned for a workload that is as near."""
+    launch, timing = entry.every_launch[index], entry.timing(near)
+    if timing is None:
+        return Serving(work, index, launch, near, _default_told(near, work))
+    if near.key == work.key:
+        return _tuned(Serving(work, index, launch, near, f"measured at {near.key}"), timing)
+    return Serving(work, index, launch, near, f"tuned for {near.key}, {distance(near, work):.1f} doublings away")
+
+
 def _without_table(entry: Entry, work: Workload, index: int) -> Serving:
     """The launch that was tuned for the nearest workload. Its time is known if the workload is one that it was tuned for: another load's
     winner serves calls of the same size, and may be another launch.
@@ -94,7 +107,7 @@ def _without_table(entry: Entry, work: Workload, index: int) -> Serving:
     launch = entry.launches[index]
     tuned = launch.workload
     if not entry.timings:
-        return Serving(work, index, launch, None, _told(tuned, distance(tuned, work), measured=False))
+        return Serving(work, index, launch, None, _default_told(tuned, work))
     if any(one.workload.key == work.key and entry.schedule(one) == entry.schedule(launch) for one in entry.launches):
         return _tuned(Serving(work, index, launch, work, f"measured at {work.key}; {NO_TABLE}"), entry.timing(work))
     return Serving(work, index, launch, None, f"tuned for the nearest workload, {tuned.key}; {NO_TABLE}")
@@ -114,12 +127,11 @@ def _tuned(serving: Serving, timing: Timing | None) -> Serving:
     )
 
 
-def _told(near: AnyWorkload, away: float, *, measured: bool) -> str:
-    if not measured:
-        return f"the default for {near.key}" + (f", {away:.1f} doublings away" if away else "")
-    return f"by what was measured around it; the nearest is {near.key}, {away:.1f} doublings away" if away else f"measured at {near.key}"
+def _default_told(near: AnyWorkload, work: Workload) -> str:
+    away = distance(near, work)
+    return f"the default for {near.key}" + (f", {away:.1f} doublings away" if away else "")
 
 
 def shares(entry: Entry) -> Counter[int]:
-    """By index of launch, how many workloads of the grid it serves: measured ones or, in an untuned entry, those whose default it is."""
+    """By index of launch, how many workloads of the grid it serves: measured ones or, where none was, those whose default it is."""
     return Counter(one.launch for one in entry.dispatch.measured()) if entry.dispatch else Counter()

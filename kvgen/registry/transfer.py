@@ -20,6 +20,7 @@ from kvgen.files import is_name, read_plain
 from kvgen.lower.base import Source
 from kvgen.plaindata import Json
 from kvgen.registry import archive
+from kvgen.registry.default import with_defaults
 from kvgen.registry.device import origin
 from kvgen.registry.entry import Damaged, Entry, OtherSchema
 from kvgen.registry.gzipped import Refused
@@ -60,8 +61,9 @@ class _Module(NamedTuple):
 
 
 def export_archive(found: Iterable[Found], file: Path, cache: ArtifactCache) -> ArchiveContents:
-    """Write entries with those of their modules that the cache has: of the launches and, for an untuned entry, of all compiled schedules
-    of the space. Raises RegistryMiss if there is no good entry, HostError if the file cannot be written; the old file then stays.
+    """Write entries with those of their modules that the cache has: of the launches, of the defaults that serve beside them and, for an
+    untuned entry, of all compiled schedules of the space. Raises RegistryMiss if there is no good entry, HostError if the file cannot be
+    written; the old file then stays.
     """
     every = list(found)
     good = [(one, one.entry) for one in every if one.entry is not None]
@@ -114,8 +116,8 @@ def _origins(modules: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
 
 
 def _sources(entry: Entry) -> list[Source]:
-    """Sources of an entry's launches; of an untuned one, of every schedule of its space."""
-    found = [source for code in entry.codes.values() if (source := entry.source(code)) is not None]
+    """Sources of an entry's launches and of the defaults beside them; of an untuned one, of every schedule of its space."""
+    found = [source for code in with_defaults(entry).codes.values() if (source := entry.source(code)) is not None]
     if not entry.timings:
         from kvgen.lower.backends import backends_for, refusal
 

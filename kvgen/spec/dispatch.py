@@ -7,7 +7,8 @@ the least mean loss serves: an inverse distance weighting (Shepard, "A two-dimen
 call's kind decide, and others only where none of that kind is near. Where all lengths are equal, a part of a loss comes from a last wave of
 CTAs that is partly empty. It changes from one batch to the next, so for a call of equal lengths the model of waves (`kvgen.spec.waves`)
 takes it off the losses of the measured workloads, and adds what it is for the call. Where no measured workload is near, the plain schedule
-serves. Without a table, the launch that was tuned for the nearest workload serves, however far away that is.
+serves. Where the grid was not measured, its workloads have defaults in place of measurements, and the nearest workload decides alone.
+Without either, the launch that was tuned for the nearest workload serves, however far away that is.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ class Dispatch:
         sustained: bool = False,
         waves: Mapping[int, Waves] | None = None,
     ) -> None:
-        """`default` is the launch far from all that was measured, which is the plain schedule; None: there is no table, and the launch
-        of the nearest workload serves. `sustained`: prefer what was measured under a sustained load. `waves` says how launches fill the
+        """`default` is the launch far from all that was measured, which is the plain schedule; None: the launch of the nearest workload
+        serves, however far. `sustained`: prefer what was measured under a sustained load. `waves` says how launches fill the
         GPU, by their index.
         """
         self._cells = [coordinates_of(one.workload) for one in measured]

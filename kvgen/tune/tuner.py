@@ -18,6 +18,7 @@ from kvgen.lower.schedule import Schedule
 from kvgen.lower.sources import Sources
 from kvgen.plaindata import Facts
 from kvgen.registry import stores, user_store
+from kvgen.registry.default import with_defaults
 from kvgen.registry.device import here
 from kvgen.registry.entry import Entry, entry_key
 from kvgen.registry.store import Store
@@ -346,6 +347,8 @@ class _Run:
         lost = table is None and any(one.dispatch is not None and one.dispatch.cells for one in before)
         entry = replace(entry, quality=with_known(entry.quality, self._known_quality()))
         path = self.store.put(entry)
+        if not interrupted:
+            self._compile_defaults(entry, compile_queue)
         for one in self.store.find(self.spec):
             if one.entry is not None and self._replaces(one.entry):
                 self.store.remove(one)
@@ -358,6 +361,14 @@ class _Run:
             studies={f"{backend} {key}": trial_store.study.study_name for (backend, key), trial_store in self.trial_stores.items()},
         )  # fmt: skip
 
+    def _compile_defaults(self, entry: Entry, compile_queue: CompileQueue) -> None:
+        """Compile the defaults that `get_kernel` takes beside an entry without a dispatch table, so that it compiles nothing itself."""
+        further = (launch for launch in with_defaults(entry).every_launch if launch.file not in entry.codes)
+        defaults = [launch for launch in further if launch.backend in self.sources.backends]
+        if defaults:
+            self.tell("compiling", f"{len(defaults)} defaults for calls far from the workloads")
+            compile_queue.done([entry.schedule(launch) for launch in defaults], None)
+
     def _replaces(self, other: Entry) -> bool:
         """Whether the run's entry takes the place of an untuned one of another key: where there was no such device, its name is empty."""
         same = other.arch == self.target and {one.workload.key for one in other.launches} == {work.key for work in self.spec.workloads}
@@ -365,7 +376,7 @@ class _Run:
 
     def _notes(self, measured: Table | None, *, kept: Table | None, lost: bool, interrupted: bool) -> tuple[str, ...]:
         """That no dispatch table was `measured` although one was wanted, and what became of that of the present entry (the user's, a
-        site's or a packaged one): `kept`, or `lost`. Without one, calls beside the workloads take the launch of the nearest.
+        site's or a packaged one): `kept`, or `lost`. Without one, calls far from the workloads take the back end's defaults.
         """
         notes = []
         if measured is not None:

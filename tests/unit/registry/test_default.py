@@ -1,20 +1,21 @@
-"""The entry of a format that nothing is tuned for: each call takes the default of the grid's workload nearest to it, calls beyond the grid
-the plain schedule.
+"""Where nothing was measured, each call takes the default of the grid's workload nearest to it, and calls beyond the grid the plain
+schedule: all calls of a format that nothing is tuned for, and those that are far from what an entry was tuned for.
 """
 
 from __future__ import annotations
 
 import pytest
 
-from benchmarks.gpu_words import schedule_word, spec_of, workload_of
+from benchmarks.gpu_words import schedule_word, schedules_of, spec_of, workload_of
 from kvgen.cli.launches import rows
 from kvgen.lower.backends import get_backend
-from kvgen.registry.default import default_entry
+from kvgen.registry.default import default_entry, serving_entry, with_defaults
 from kvgen.registry.dispatch import DispatchTable
 from kvgen.registry.entry import Entry
 from kvgen.registry.select import Selection
 from kvgen.registry.serving import serving, shares
 from kvgen.spec import KernelSpec, load_spec
+from kvgen.spec.timing import Timing
 from kvgen.spec.traffic import parse
 
 CUDA = get_backend("cuda")
@@ -122,3 +123,87 @@ def test_the_entry_survives_being_written_and_says_why_a_launch_serves() -> None
 def test_defaults_of_launches_or_workloads_that_are_none_are_refused(defaults: dict[str, int], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         DispatchTable((), 0, (), (), defaults=defaults).check(1)
+
+
+# --- beside an entry that was tuned at its workloads alone -------------------------------------------------------------
+
+
+TUNED = "n128.w8u2d2c1"
+"""The default of no workload."""
+
+
+def tuned(*works: str, word: str = TUNED) -> Entry:
+    """An entry without a dispatch table."""
+    tuned_for = loaded(works[0]) if "sustained" in works[0] else spec(",".join(works))
+    (schedule,) = schedules_of(word, CUDA, tuned_for, "sm90")
+    launches = [(work, schedule, CUDA.lower(tuned_for, schedule, "sm90"), None) for work in tuned_for.workloads]
+    times = tuple(Timing(work, 10.0, read_us=9.0, default_us=12.0) for work in tuned_for.workloads)
+    return Entry.of(tuned_for, "sm90", launches, device={"name": "a GPU"}, timings=times)
+
+
+@pytest.mark.parametrize(
+    ("work", "schedule"),
+    [
+        ("1x4096", TUNED),
+        ("1x5000", TUNED),
+        ("8x32768", TUNED),
+        ("1x8192", None),
+        ("64x1000", None),
+        ("64x32768", None),
+        ("8x1000-32768", None),
+        ("1x4194304", PLAIN),
+    ],
+)
+def test_far_from_what_an_entry_was_tuned_for_the_defaults_serve(work: str, schedule: str | None) -> None:
+    """None: what serves where nothing is tuned."""
+    entry = with_defaults(tuned("1x4096", "8x32768"))
+    assert taken(entry, work) == (schedule or taken(entry_for("1x4096"), work))
+
+
+def test_why_tells_what_was_measured_from_what_was_not() -> None:
+    entry = with_defaults(tuned("1x4096", "8x32768"))
+    at, near, far, beyond = (serving(entry, entry.spec, parse(work)) for work in ("1x4096", "1x5000", "60x600", "4096x512"))
+    assert (at.why, at.us, at.read_fraction, at.default_us, at.index) == ("measured at 1x4096", 10.0, 0.9, 12.0, 0)
+    assert (near.why, near.us, near.index) == ("tuned for 1x4096, 0.3 doublings away", None, 0)
+    assert (far.why, far.us) == ("the default for 64x512, 0.2 doublings away", None)
+    assert (beyond.why, beyond.us) == ("the plain schedule: the grid has no default within a doubling of it", None)
+    further = [row[0] for row in rows(entry)[len(entry.launches) :]]
+    assert all(row.endswith(("of the grid", "all other calls")) for row in further)
+
+
+def test_a_launch_tuned_under_load_keeps_its_calls() -> None:
+    entry = with_defaults(tuned("1x4096:sustained"))
+    untuned = default_entry(loaded("1x4096"), "sm90", Selection(None, "default", ()))[0]
+    assert [taken(entry, work) for work in ("1x4096", "1x6000", "64x1024")] == [TUNED, TUNED, taken(untuned, "64x1024")]
+
+
+def test_the_tuned_launches_keep_their_numbers_and_files() -> None:
+    before = tuned("1x4096", "8x32768")
+    after = with_defaults(before)
+    assert after.launches == before.launches
+    assert before.codes.items() <= after.codes.items()
+    assert after.key == before.key
+    assert after.dispatch is not None
+    after.dispatch.check(len(after.launches))
+    assert all(launch.file in after.codes for launch in after.every_launch)
+
+
+def test_a_default_that_was_tuned_is_no_second_launch() -> None:
+    entry = with_defaults(tuned("1x4096", word="n128.w8u4d1c1.cl2"))
+    words = [schedule_word(entry.schedule(launch)) for launch in entry.every_launch]
+    assert len(set(words)) == len(words)
+    assert taken(entry, "8x32768") == "n128.w8u4d1c1.cl2"
+
+
+def test_entries_that_need_no_defaults_stay_as_they_are() -> None:
+    untuned = entry_for("1x4096")
+    whole = with_defaults(tuned("1x4096"))
+    other = tuned("1x4096", word="n256.w8u2d2c1")
+    assert [with_defaults(entry) for entry in (untuned, whole, other)] == [untuned, whole, other]
+
+
+def test_a_selection_has_the_entry_that_serves() -> None:
+    stored = tuned("1x4096")
+    entry, selection = serving_entry(stored.spec, "sm90", Selection(stored, "exact", ()))
+    assert selection.entry == entry == with_defaults(stored)
+    assert serving_entry(stored.spec, "sm90", Selection(None, "default", ()))[1].entry is None

@@ -7,7 +7,9 @@ import pytest
 from kvgen._resources import generated
 from kvgen.lower.backends import get_backend
 from kvgen.registry import packaged_store
+from kvgen.registry.default import with_defaults
 from kvgen.registry.manifest import manifest_problems
+from kvgen.spec import KernelSpec
 from kvgen.spec.distance import mean_length
 from tests.support.tilelang import needs_tilelang
 
@@ -39,6 +41,12 @@ def test_sources_render_as_they_ship(found):
 
 BEFORE = {("serving-kv8", "32x8192")}
 """Measured before a winner gave way to a faster default: 1.0014 of it. Remove it with the next build of that entry."""
+
+
+def test_every_entry_of_attention_has_a_table_or_defaults_for_other_calls():
+    tables = {found.entry.spec.name: with_defaults(found.entry).dispatch for found in SHIPPED if isinstance(found.entry.spec, KernelSpec)}
+    assert len(tables) >= 16
+    assert [name for name, table in tables.items() if table is None] == []
 
 
 def test_no_call_takes_a_launch_that_was_slower_than_the_default():
