@@ -35,6 +35,8 @@ WHOLE: Lengths = (256, 128, 384)
 LONG: Lengths = (5000,)
 MIXED: Lengths = (1535, 0, 127, 126)
 EMPTIES: Lengths = (5, 0, 2500, 0, 2600)
+MOSTLY_EMPTY: Lengths = (0, 0, 300, 0, 0, 0)
+"""With more empty sequences than CTAs of two multiprocessors."""
 LONGER: Lengths = (20000,)
 """Long enough for more than 16 splits of a head, on 48 multiprocessors."""
 
@@ -74,7 +76,7 @@ CASES: dict[str, EmulatedCase] = {
         "k4v4:h4/2:d64",
         128,
         {"kv_tile": 64, "tiles_in_flight": 1},
-        ((RAGGED, 7), (EQUAL, 4), ((1300, 1290, 1310), 7), (EMPTIES, 9), ((40,), 30)),
+        ((RAGGED, 7), (EQUAL, 4), ((1300, 1290, 1310), 7), (EMPTIES, 9), (MOSTLY_EMPTY, 2), ((40,), 30)),
         ((FULL, 7), (MIXED, 7), (FULL, 2)),
     ),
     "planned-batch": EmulatedCase("k4v4:h4/2:d64", 128, {"kv_tile": 64, "tiles_in_flight": 1}, ((MANY, 7),), ()),

@@ -227,6 +227,14 @@ FAULTS: tuple[Fault, ...] = (
     *_in(
         "schedule/work_queue",
         (
+            "empties-count", "planned", "the outputs of empty sequences are not written",
+            "if (lane_ == kCountLane) from = plan.header;", "",
+        ),
+        (
+            "empties-first", "planned", "every CTA writes the output of the first empty sequence in place of its own",
+            "min(static_cast<int>(blockIdx.x), plan.batch - 1)", "0",
+        ),
+        (
             "queue-second", "planned", "the second work tile of a CTA is not loaded",
             "    request(1);\n", "",
         ),
@@ -246,6 +254,10 @@ FAULTS: tuple[Fault, ...] = (
     ),
     *_in(
         "mainloop/attend_planned",
+        (
+            "empties-further", "planned", "with more empty sequences than CTAs the outputs of the further ones are not written",
+            ": plan.empty[i])", ": empties.first)",
+        ),
         (
             "planned-runs-slots", "runs", "the runs of a head's rows store their partial results in the same place",
             "return {tile.slot - tile.split_idx + run * args.slots,", "return {tile.slot - tile.split_idx + run % 1,",

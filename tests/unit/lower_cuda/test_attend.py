@@ -121,7 +121,11 @@ def test_a_launch_leaves_no_memory_for_a_second_cta(kernel: Make, planned: bool,
 
 @by_scheduler
 @pytest.mark.parametrize("case", [*CASES[:4], PER_CHANNEL[0]], ids=lambda case: case[0])
-@pytest.mark.parametrize(("lengths", "processors"), [((77,), 5), ((1500, 0, 0, 0), 4)], ids=["short", "empty"])
+@pytest.mark.parametrize(
+    ("lengths", "processors"),
+    [((77,), 5), ((1500, 0, 0, 0), 4), ((0, 77, 0, 0, 0), 1)],
+    ids=["short", "empty", "more empty ones than CTAs"],
+)
 def test_a_short_sequence_and_empty_ones_agree(kernel: Make, case: Case, lengths: tuple[int, ...], processors: int, planned: bool) -> None:
     built = kernel(case)
     held, q = reference(built, lengths)
