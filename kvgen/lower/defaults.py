@@ -10,6 +10,7 @@ from kvgen.lower.base import Backend
 from kvgen.lower.schedule import Schedule
 from kvgen.spec import AnySpec, KernelSpec
 from kvgen.spec.grid import grid_of, q_len_of
+from kvgen.spec.waves import Waves
 
 
 @dataclass(frozen=True)
@@ -22,15 +23,19 @@ class Defaults:
     """The defaults at the workloads of the grid, by workload key."""
     plain: Schedule
     """For calls far from all workloads."""
+    waves: Mapping[Schedule, Waves | None]
+    """How the CTAs of each of them fill the GPU; None where they do not run in waves."""
 
     def schedules(self) -> list[Schedule]:
         """All of them, each once."""
-        return list(dict.fromkeys([*self.workloads.values(), *self.grid.values(), self.plain]))
+        return list(self.waves)
 
 
 def defaults_of(backend: Backend, spec: AnySpec, target: Target) -> Defaults:
     """The defaults of a back end, which must not refuse the spec."""
-    return Defaults(workload_defaults(backend, spec, target), _grid_defaults(backend, spec, target), backend.plain(spec, target))
+    workloads, grid, plain = workload_defaults(backend, spec, target), _grid_defaults(backend, spec, target), backend.plain(spec, target)
+    every = dict.fromkeys([*workloads.values(), *grid.values(), plain])
+    return Defaults(workloads, grid, plain, {schedule: backend.waves(spec, schedule, target) for schedule in every})
 
 
 def workload_defaults(backend: Backend, spec: AnySpec, target: Target) -> dict[str, Schedule]:

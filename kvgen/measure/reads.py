@@ -27,6 +27,8 @@ MANY = {"cpu": (19, 19), "cuda": (133, 1024)}
 """Least and largest number of sequences, of which as many are used as fit: a CTA of the CUDA back end keeps the lengths of the first 128 in
 shared memory."""
 MANY_BLOCKS = 3
+FEW = 16
+"""Of as many sequences one has tokens in a further case: on a GPU there are more empty sequences than CTAs."""
 UNEVEN = 160
 UNEVEN_TOKENS = 2048
 """On a GPU, another case with more sequences than that table holds, some much longer than others, so that splits differ by length."""
@@ -110,7 +112,10 @@ class Reads:
         least, most = MANY[self.device.type]
         batch = min(most, max(least, each))
         lengths = tuple(number * (block // 2 + 5) % (room + 1) for number in range(batch))
-        yield self._case(f"attend over {batch} sequences", self._filled(batch, room), 1, lengths)
+        filled = self._filled(batch, room)
+        yield self._case(f"attend over {batch} sequences", filled, 1, lengths)
+        few = tuple(length if number % FEW == 1 else 0 for number, length in enumerate(lengths))
+        yield self._case(f"attend over {batch} sequences, most of them empty", filled, 1, few)
         if self.device.type == "cuda":
             lengths = tuple(UNEVEN_TOKENS - number if number % 9 == 8 else 40 + number for number in range(UNEVEN))
             yield self._case(f"attend over {UNEVEN} unequal sequences", self._filled(UNEVEN, UNEVEN_TOKENS), 1, lengths)

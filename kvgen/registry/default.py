@@ -17,6 +17,7 @@ from kvgen.registry.entry import Code, Entry
 from kvgen.registry.select import Selection
 from kvgen.spec import AnySpec, AnyWorkload, KernelSpec
 from kvgen.spec.traffic import parse
+from kvgen.spec.waves import Waves
 from kvgen.toolchain import Artifact
 
 
@@ -70,7 +71,8 @@ def with_defaults(entry: Entry) -> Entry:
         code = Code.of(backend.lower(spec, schedule, target))
         codes.setdefault(code.file, code)
         launches.append(Launch(_home(schedule, grid, spec), schedule.backend, schedule.launch, code.file))
-    table = _table(grid, defaults.plain, [*order, *further])
+    waves = {schedule: backend.waves(spec, schedule, target) for schedule in order if schedule.backend == backend.name}
+    table = _table(grid, defaults.plain, [*order, *further], {**defaults.waves, **waves})
     return replace(entry, codes=codes, dispatch=replace(table, launches=tuple(launches)))
 
 
@@ -91,7 +93,7 @@ def untuned_entry(
         return Entry.of(spec, target, launches, **facts)
     further = [schedule for schedule in dict.fromkeys([plain, *grid.values()]) if schedule not in order]
     more = [(_home(schedule, grid, spec), schedule, *code[schedule]) for schedule in further]
-    return Entry.of(spec, target, launches, more, _table(grid, plain, [*order, *further]), **facts)
+    return Entry.of(spec, target, launches, more, _table(grid, plain, [*order, *further], defaults.waves), **facts)
 
 
 def _home(schedule: Schedule, grid: Mapping[str, Schedule], spec: AnySpec) -> AnyWorkload:
@@ -99,7 +101,10 @@ def _home(schedule: Schedule, grid: Mapping[str, Schedule], spec: AnySpec) -> An
     return smallest(parse(key) for key, default in grid.items() if default == schedule) or spec.workloads[0]
 
 
-def _table(grid: Mapping[str, Schedule], plain: Schedule, launches: Sequence[Schedule]) -> DispatchTable:
+def _table(
+    grid: Mapping[str, Schedule], plain: Schedule, launches: Sequence[Schedule], waves: Mapping[Schedule, Waves | None]
+) -> DispatchTable:
     """The table of defaults, given all launches in the order of their indices."""
     index = {schedule: number for number, schedule in reversed(list(enumerate(launches)))}
-    return DispatchTable((), index[plain], (), (), defaults={key: index[schedule] for key, schedule in grid.items()})
+    defaults = {key: index[schedule] for key, schedule in grid.items()}
+    return DispatchTable((), index[plain], tuple(index.values()), (), waves=tuple(map(waves.get, index)), defaults=defaults)

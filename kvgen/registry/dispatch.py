@@ -72,7 +72,7 @@ class DispatchTable(Json):
     was one, the default.
     """
     members: tuple[int, ...]
-    """Indices of the launches of the portfolio, each launch once."""
+    """Indices of the launches of the portfolio, each launch once. Of a table of defaults, of all launches."""
     cells: tuple[Cell, ...]
     """What was measured over the grid; nothing if there are `defaults`."""
     skipped: Mapping[str, str] = field(default_factory=dict)

@@ -83,7 +83,7 @@ class Section:
         """Launches of the dispatch table: (letter, back end, parameters, cells served)."""
         data = self.entry.to_json()
         table = data["dispatch"]
-        if not table:
+        if not table or not table["cells"]:
             return []
         every = [*data["schedule"]["launches"], *table["launches"]]
         served = [cell.launch for cell in self.cells]

@@ -7,8 +7,9 @@ the least mean loss serves: an inverse distance weighting (Shepard, "A two-dimen
 call's kind decide, and others only where none of that kind is near. Where all lengths are equal, a part of a loss comes from a last wave of
 CTAs that is partly empty. It changes from one batch to the next, so for a call of equal lengths the model of waves (`kvgen.spec.waves`)
 takes it off the losses of the measured workloads, and adds what it is for the call. Where no measured workload is near, the plain schedule
-serves. Where the grid was not measured, its workloads have defaults in place of measurements, and the nearest workload decides alone.
-Without either, the launch that was tuned for the nearest workload serves, however far away that is.
+serves. Where no launches were compared, the workloads of the grid have defaults, and the launches that serve near a call are judged by how
+far those workloads are and, at equal lengths, by the model of waves. Without either, the launch that was tuned for the nearest workload
+serves, however far away that is.
 """
 
 from __future__ import annotations
@@ -36,6 +37,10 @@ STEPS = 8
 UNFILLED = 0.6
 """Part of the loss which the model of waves predicts that shows in measured times: where a wave is partly empty, its CTAs read faster than
 the model says (docs/decisions/0035; 0044 has the number).
+"""
+GUESSED = 0.1
+"""Loss of a launch that was compared with no other, for each doubling between the call and the nearest workload that it serves. Any number
+from .02 to .3 chose equally well at 60 calls between the workloads of the grid (docs/decisions/0048).
 """
 REMEMBERED = 4096
 
@@ -68,6 +73,7 @@ class Dispatch:
         self._cells = [coordinates_of(one.workload) for one in measured]
         self._workloads = [one.workload for one in measured]
         self._launches = [one.launch for one in measured]
+        self._compared = any(one.losses for one in measured)
         self._losses = [{one.launch: 0.0} | {index: math.log(loss) for index, loss in one.losses} for one in measured]
         self._exact = {_call_of(one.workload): one.launch for one in sorted(measured, key=lambda one: _prefers(one.workload, sustained))}
         self._default = default
@@ -113,8 +119,14 @@ class Dispatch:
             away = self._away(batch, bound, q_len, tokens, equal=equal)
             closest = self._near(away)
             shape = (batch, round(_rounded(bound))) if equal else None
-            found = self._rounded[call] = self._default if closest is None else self._least_loss(away, closest, shape)
+            found = self._rounded[call] = self._default if closest is None else self._best(away, closest, shape)
         return found
+
+    def _best(self, away: Sequence[tuple[float, bool]], closest: int, shape: tuple[int, int] | None) -> int:
+        """The launch for a call with workloads near it. `shape`: batch and length of a call of equal lengths; None where they differ, since
+        a plan balances those.
+        """
+        return self._least_loss(away, closest, shape) if self._compared else self._least_guess(away, shape)
 
     def cell(self, batch: int, bound: int, q_len: int = 1, tokens: int | None = None) -> int | None:
         """Index of the measured workload nearest to such a call; None where none is within REACH, and the plain schedule serves."""
@@ -163,7 +175,7 @@ class Dispatch:
 
     def _least_loss(self, away: Sequence[tuple[float, bool]], closest: int, shape: tuple[int, int] | None) -> int:
         """The launch of the least mean loss, of those that were measured at the nearest workload: they can serve the call. Of equals, the
-        one that serves there. `shape`: batch and length of a call of equal lengths; None where they differ, since a plan balances those.
+        one that serves there.
         """
         of_cells = self._losses if shape is None else self._losses_of_full_waves
         weights = [max(distance, CLOSEST) ** -POWER for distance, _ in away]
@@ -174,6 +186,16 @@ class Dispatch:
             return expected if shape is None else expected + self._unfilled(launch, shape)
 
         return min(self._losses[closest], key=mean)
+
+    def _least_guess(self, away: Sequence[tuple[float, bool]], shape: tuple[int, int] | None) -> int:
+        """The launch of the least guessed loss, of those that serve near the call; of equals, the nearest one."""
+        near = sorted((distance, number) for number, (distance, is_near) in enumerate(away) if is_near)
+        distances = {self._launches[number]: distance for distance, number in reversed(near)}
+
+        def guess(launch: int) -> float:
+            return GUESSED * distances[launch] + (0.0 if shape is None else self._unfilled(launch, shape))
+
+        return min(reversed(distances), key=guess)
 
 
 def prefers_sustained(workloads: Sequence[AnyWorkload]) -> bool:

@@ -14,6 +14,7 @@ from kvgen.api import forget
 from kvgen.lower.backends import get_backend
 from kvgen.reference.tolerance import relative_l2, tolerance
 from kvgen.registry.device import here
+from kvgen.registry.dispatch import Cell, DispatchTable
 from kvgen.registry.entry import Entry
 from kvgen.registry.store import Store
 from kvgen.runtime.kvcache import KVCache
@@ -60,7 +61,11 @@ def kernel(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
         launches.append((work, schedule, source, build(source)))
     assert len(layouts) == 1
     timings = tuple(Timing(work, 10.0) for work in spec.workloads)  # without times, tuned entries that ship would come first
-    Store(tmp_path / "REGISTRY").put(Entry.of(spec, target, launches, device=here(target), timings=timings))
+    # Without a table there would be defaults as well.
+    short = [Cell(f"{BATCH}x{tokens}", 0, (10.0, 15.0), 10.0) for tokens in (256, 1024)]
+    long = [Cell(f"{BATCH}x{tokens}", 1, (15.0, 10.0), 10.0) for tokens in (2048, 8192)]
+    table = DispatchTable((), 0, (0, 1), (*short, *long))
+    Store(tmp_path / "REGISTRY").put(Entry.of(spec, target, launches, dispatch=table, device=here(target), timings=timings))
     forget()
     yield kvgen.get_kernel(spec)
     forget()
@@ -113,9 +118,10 @@ def test_back_ends_alternate_over_one_cache_past_flushes(kernel: kvgen.Kernel) -
 
 
 def test_a_growing_cache_goes_from_one_back_end_to_the_other(kernel: kvgen.Kernel) -> None:
-    """2^10.5 tokens lie between the two workloads: there the launch changes by itself."""
+    """2^10.5 tokens lie between the workloads of the two. The look-up rounds to eighths of a doubling, so at 1513 tokens the launch changes
+    by itself."""
     cache = kernel.new_cache(BATCH, 2048)
-    tokens = 1440
+    tokens = 1500
     kernel.prefill(cache, _random(1, tokens, KV_HEADS), _random(2, tokens, KV_HEADS))
     taken = set()
     for step in range(20):

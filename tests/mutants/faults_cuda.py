@@ -81,7 +81,7 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "lse-empty", "last", "the LSE of a query that sees nothing is finite",
-            "args.lse[at] = total.row_sum == 0.f ? -INFINITY :", "args.lse[at] = total.row_sum == 0.f ? -1e30f :",
+            "args.lse[at] = stats.row_sum == 0.f ? -INFINITY :", "args.lse[at] = stats.row_sum == 0.f ? -1e30f :",
         ),
     ),
     *_in(
@@ -227,14 +227,6 @@ FAULTS: tuple[Fault, ...] = (
     *_in(
         "schedule/work_queue",
         (
-            "empties-count", "planned", "the outputs of empty sequences are not written",
-            "if (lane_ == kCountLane) from = plan.header;", "",
-        ),
-        (
-            "empties-first", "planned", "every CTA writes the output of the first empty sequence in place of its own",
-            "min(static_cast<int>(blockIdx.x), plan.batch - 1)", "0",
-        ),
-        (
             "queue-second", "planned", "the second work tile of a CTA is not loaded",
             "    request(1);\n", "",
         ),
@@ -255,8 +247,12 @@ FAULTS: tuple[Fault, ...] = (
     *_in(
         "mainloop/attend_planned",
         (
+            "empties-count", "planned", "the outputs of empty sequences are not written",
+            "i < plan.memory[0]; i += gridDim.x) write_empty", "i < 0; i += gridDim.x) write_empty",
+        ),
+        (
             "empties-further", "planned", "with more empty sequences than CTAs the outputs of the further ones are not written",
-            ": plan.empty[i])", ": empties.first)",
+            "i += gridDim.x) write_empty", "i += plan.memory[0]) write_empty",
         ),
         (
             "planned-runs-slots", "runs", "the runs of a head's rows store their partial results in the same place",

@@ -15,8 +15,10 @@ from kvgen.lower.schedule import Params, Value
 from kvgen.spec import KernelSpec, Workload
 from kvgen.spec.distance import mean_length
 
-FEW_TOKENS = 4096
-"""Visible tokens of a sequence, at most, at which what surrounds the loop takes as long as the loop."""
+FEW_TOKENS = 4096 + 128
+"""Visible tokens of a sequence, at most, at which what surrounds the loop takes as long as the loop. A window of 4096 tokens has so many
+with the block in which it begins.
+"""
 IN_FLIGHT = 128
 """Tokens in flight per warp that suit warps which share a multiprocessor or a cluster."""
 

@@ -49,6 +49,9 @@ def naive_backend(monkeypatch):
 
         plain = default
 
+        def waves(self, spec, schedule, target):
+            return None
+
         def lower(self, spec, schedule, target):
             return naive_source()
 

@@ -49,7 +49,8 @@ def taken(entry: Entry, work: str) -> str:
         ("1x4096", "n128.w8u1d2c1.cl8"),
         ("1x2048", "n128.w8u1d2c1.cl8"),
         ("2x4096", "n128.w8u1d2c1.cl4"),
-        ("9x30000", "n128.w8u4d1c1.cl2"),
+        ("8x30000", "n128.w8u4d1c1.cl2"),
+        ("9x30000", "n128.w8u4d1c1"),
         ("64x512", "n128.w2u1d2c4"),
         ("64x32768", "n128.w4u4d1c2"),
         ("1x131072", PLAIN),
@@ -58,7 +59,8 @@ def taken(entry: Entry, work: str) -> str:
     ],
 )
 def test_a_call_takes_the_default_of_the_traffic_around_it_and_beyond_the_grid_the_plain_schedule(work: str, schedule: str) -> None:
-    """The spec names one workload; each launch serves only the calls that it is for."""
+    """The spec names one workload; each launch serves only the calls that it is for. The clusters of two that serve 8 sequences of 32K would
+    take two waves for 9."""
     assert taken(entry_for("1x4096"), work) == schedule
 
 

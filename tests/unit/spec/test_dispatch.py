@@ -98,6 +98,16 @@ def test_what_a_partly_empty_wave_cost_at_a_measured_workload_does_not_count_els
     assert call(of_clusters_and_splits(eleven), "8x131072") == 0
 
 
+def test_where_no_launches_were_compared_full_waves_decide_among_those_that_serve_near_the_call():
+    """At 11 sequences the clusters that serve 8 take two waves; the launch that serves 16 does not, and is nearly as near."""
+    eight, sixteen, far = (Measured(parse(name), launch) for name, launch in (("8x131072", 0), ("16x131072", 1), ("512x4096", 1)))
+    assert call(of_clusters_and_splits(eight, sixteen, known=False), "11x131072") == 0
+    found = of_clusters_and_splits(eight, sixteen)
+    assert [call(found, name) for name in ("8x131072", "11x131072", "16x131072")] == [0, 1, 1]
+    assert found.launch(11, 131072, tokens=11 * 131072 - 1) == 0, "a plan balances unequal lengths"
+    assert call(of_clusters_and_splits(eight, far), "11x131072") == 0, "what serves far away does not take part"
+
+
 def test_a_plan_balances_unequal_lengths_so_waves_do_not_count():
     found = of_clusters_and_splits(Measured(parse("8x131072"), 0, [(1, 1.03)]))
     assert found.launch(11, 131072, tokens=11 * 131072) == 1

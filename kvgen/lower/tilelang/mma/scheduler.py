@@ -112,11 +112,10 @@ def schedule_planned(p: Any, k: Any, worker: Any, t: Any, memory: Any, attend: A
     is loaded again before its result is stored: its numbers would otherwise take registers of the packed loop, and some would spill."""
     r = registers(p)
     tile = T.alloc_local((WORK_TILE,), "int32")
-    bounds = T.alloc_local((3,), "int32")
+    bounds = T.alloc_local((2,), "int32")
+    write_empty_sequences(p, k, worker, r)
     for i in T.vectorized(2):
         bounds[i] = k.plan[PLAN_HEADER + worker * 2 + i]
-    bounds[2] = k.plan[0]
-    write_empty_sequences(p, k, worker, bounds[2], r)
     for index in T.serial(bounds[0], bounds[1]):
         load_work_tile(k, index, tile)
         at = work_tile_place(p, k, tile)
@@ -129,17 +128,14 @@ def schedule_planned(p: Any, k: Any, worker: Any, t: Any, memory: Any, attend: A
 
 
 @T.macro
-def write_empty_sequences(p: Any, k: Any, worker: Any, count: Any, r: Any) -> None:
-    """The output of the `count` sequences that have no tokens: zeros, and an LSE of minus infinity or the learned sink. Workers take them
-    in turn."""
-    sequence = T.alloc_local((1,), "int32")
+def write_empty_sequences(p: Any, k: Any, worker: Any, r: Any) -> None:
+    """The output of sequences that have no tokens: zeros, and an LSE of minus infinity or the learned sink. Workers take them in turn."""
     r.top[1] = 0.0
     r.factor[0] = 0.0
     r.factor[1] = 0.0
-    for i in T.serial(T.truncdiv(count + k.ctas - 1 - worker, k.ctas)):
-        sequence[0] = k.plan[k.empty_at + worker + i * k.ctas]
+    for i in T.serial(T.truncdiv(k.plan[0] + k.ctas - 1 - worker, k.ctas)):
         for head in T.serial(p.kv_heads):
-            at = place_at(T.get_thread_binding(0), sequence[0], head, 0, 0, 0, 1, 0)
+            at = place_at(T.get_thread_binding(0), k.plan[k.empty_at + worker + i * k.ctas], head, 0, 0, 0, 1, 0)
             for index in T.serial(T.ceildiv(p.group * k.q_len * p.dim // 2, p.threads)):
                 item = index * p.threads + at.thread
                 if item < p.group * k.q_len * p.dim // 2:

@@ -95,12 +95,12 @@ __device__ __noinline__ void finish_work(const AttendArgs& args, uint8_t* memory
   }
 }
 
-// Writes the outputs of the CTA's empty sequences.
+// Writes the outputs of empty sequences, which are distributed over the CTAs. It runs last, so that no work tile waits for the plan's
+// header.
 template <class Traits>
-__device__ __noinline__ void write_empties(const AttendArgs& args, const PlanShape& shape, const EmptySequences empties) {
+__device__ __noinline__ void write_empties(const AttendArgs& args, const PlanShape& shape) {
   const Plan plan(args.plan, shape);
-  for (int i = blockIdx.x; i < empties.count; i += gridDim.x)
-    write_empty<Traits>(args, i == static_cast<int>(blockIdx.x) ? empties.first : plan.empty[i]);
+  for (int i = blockIdx.x; i < plan.memory[0]; i += gridDim.x) write_empty<Traits>(args, plan.empty[i]);
 }
 
 template <class Traits, bool kAppend>
@@ -112,25 +112,22 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm)
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const Shared<Traits> shared(memory);
   const Plan plan(args.plan, shape);
-  const int worker = worker_of<Traits>(args);
-  WorkQueue queue(plan, shared.work_tiles + warp * (WorkQueue::kWarpBytes / static_cast<int>(sizeof(WorkTile))), lane);
-  prefetch_first<Traits>(args, queue.load_speculative(plan, worker), warp, lane);
+  WorkQueue queue(plan, worker_of<Traits>(args), shared.work_tiles + warp * (WorkQueue::kWarpBytes / static_cast<int>(sizeof(WorkTile))),
+                  lane);
+  prefetch_first<Traits>(args, queue.load_speculative(), warp, lane);
   ptx::griddepcontrol_wait();
 
   QueryLoader<Traits> loader;
   if (exists(args, head_of<Traits>(args, queue.first()))) loader.fetch(args, head_of<Traits>(args, queue.first()), warp, lane);
-  EmptySequences empties;
-  if (queue.load_confirmed(plan, worker, empties) && queue.has(0)) loader.fetch(args, head_of<Traits>(args, queue.first()), warp, lane);
+  if (queue.load_confirmed() && queue.has(0)) loader.fetch(args, head_of<Traits>(args, queue.first()), warp, lane);
   if (!queue.has(0)) {
     ptx::copy_wait_all();
-    return write_empties<Traits>(args, shape, empties);
+    return write_empties<Traits>(args, shape);
   }
   int* words = shared.pages + warp * Traits::kPageEntries;
   WorkTile work = queue.first();
   Pipeline<Traits> pipeline(shared.ring(), tiles_of<Traits>(args, work, 0, words, warp, lane), warp, lane);
   pipeline.begin(pipeline.tiles);
-  // The outputs are written here, since the first KV tile is in flight.
-  if (static_cast<int>(blockIdx.x) < empties.count) write_empties<Traits>(args, shape, empties);
   bool flushes = false;
   for (int index = 0, done = 0;; ++index) {
     warp = ptx::pinned(warp), lane = ptx::pinned(lane);  // derived values are computed again, which keeps them out of the loop's registers
@@ -168,7 +165,10 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm)
       store_work_tile<Traits>(args, memory, queue[index], i);
       __syncthreads();
     }
-    if (!queue.has(index + 1)) return finish_work<Traits, kAppend>(args, memory, queue, index + 1, flushes);
+    if (!queue.has(index + 1)) {
+      finish_work<Traits, kAppend>(args, memory, queue, index + 1, flushes);
+      return write_empties<Traits>(args, shape);
+    }
     done += queue[index].end - queue[index].first;
     work = queue[index + 1];
     loader.fetch(args, head_of<Traits>(args, work), warp, lane);
