@@ -1,6 +1,7 @@
 """Tables of h200_plane.csv: what calls lose between the measured workloads, and the traffic that the project's goals name. The same of an
 H100: of the entries of the H200 (h100_transfer.csv), and of the one that was built there (h100_plane.csv). Also of entries that were built
-on an H100 and do not ship (h100_plane_builds.csv), and of kernels that nothing was tuned for (h200_untuned.csv).
+on an H100 and do not ship (h100_plane_builds.csv), of kernels that nothing was tuned for (h200_untuned.csv, h100_untuned.csv), and of
+entries that were tuned at few workloads, with defaults beside them (h100_beside_tuned.csv).
 """
 
 from __future__ import annotations
@@ -69,6 +70,23 @@ def untuned() -> str:
         [title, "", "", *(f"{of(column):.2f}" for column in (served, plain))]
         for title, of in (("geometric mean", geometric_mean), ("worst", max))
     ]
+    return table(words, body)
+
+
+def of_defaults() -> str:
+    """What calls between the cells of the grid lose where defaults serve: with nothing tuned, and beside entries that were tuned at few
+    workloads, where the launch tuned for the nearest one served before.
+    """
+    words = ["kernel", "points", "worst regret", "geometric mean", "the nearest tuned launch: worst", "geometric mean"]
+    alone, beside = rows("h100_untuned.csv"), [row for row in rows("h100_beside_tuned.csv") if row["rule"] == "full waves"]
+    groups = {f"{title}, untuned": [row for row in alone if row["spec"] == spec] for spec, title in _titles(alone)}
+    groups |= {spec: [row for row in beside if row["spec"] == spec] for spec in dict.fromkeys(row["spec"] for row in beside)}
+    body = []
+    for name, mine in groups.items():
+        nearest = [] if name.endswith("untuned") else [float(row["nearest_us"]) / float(row["best_own_us"]) for row in mine]
+        told = [f"{of(nearest):.3f}" if nearest else "–" for of in (max, geometric_mean)]
+        own = [float(row["regret_own"]) for row in mine]
+        body.append([name, str(len(mine)), f"{max(own):.3f}", f"{geometric_mean(own):.3f}", *told])
     return table(words, body)
 
 

@@ -300,7 +300,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "matrix-bandwidth": matrix_tables.bandwidth, "matrix-paper": matrix_tables.paper,
     "regrets": plane_tables.regrets, "traffic": plane_tables.traffic, "regrets-h100": plane_tables.transferred,
     "traffic-h100": plane_tables.traffic_of_transferred, "regrets-builds": plane_tables.regrets_of_builds,
-    "untuned": plane_tables.untuned,
+    "untuned": plane_tables.untuned, "of-defaults": plane_tables.of_defaults,
 }  # fmt: skip
 
 
