@@ -59,8 +59,8 @@ def taken(entry: Entry, work: str) -> str:
     ],
 )
 def test_a_call_takes_the_default_of_the_traffic_around_it_and_beyond_the_grid_the_plain_schedule(work: str, schedule: str) -> None:
-    """The spec names one workload; each launch serves only the calls that it is for. The clusters of two that serve 8 sequences of 32K would
-    take two waves for 9."""
+    """The spec names one workload; each launch serves only the calls that it is for. The clusters of two that serve 8 sequences of 32K
+    would take two waves for 9."""
     assert taken(entry_for("1x4096"), work) == schedule
 
 
