@@ -189,13 +189,14 @@ class Dispatch:
 
     def _least_guess(self, away: Sequence[tuple[float, bool]], shape: tuple[int, int] | None) -> int:
         """The launch of the least guessed loss, of those that serve near the call; of equals, the nearest one."""
-        near = sorted((distance, number) for number, (distance, is_near) in enumerate(away) if is_near)
-        distances = {self._launches[number]: distance for distance, number in reversed(near)}
+        distances: dict[int, float] = {}
+        for distance, number in sorted((distance, number) for number, (distance, near) in enumerate(away) if near):
+            distances.setdefault(self._launches[number], distance)
 
         def guess(launch: int) -> float:
             return GUESSED * distances[launch] + (0.0 if shape is None else self._unfilled(launch, shape))
 
-        return min(reversed(distances), key=guess)
+        return min(distances, key=guess)
 
 
 def prefers_sustained(workloads: Sequence[AnyWorkload]) -> bool:
