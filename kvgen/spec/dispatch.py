@@ -7,9 +7,9 @@ the least mean loss serves: an inverse distance weighting (Shepard, "A two-dimen
 call's kind decide, and others only where none of that kind is near. Where all lengths are equal, a part of a loss comes from a last wave of
 CTAs that is partly empty. It changes from one batch to the next, so for a call of equal lengths the model of waves (`kvgen.spec.waves`)
 takes it off the losses of the measured workloads, and adds what it is for the call. Where no measured workload is near, the plain schedule
-serves. Where no launches were compared, the workloads of the grid have defaults, and the launches that serve near a call are judged by how
-far those workloads are and, at equal lengths, by the model of waves. Without either, the launch that was tuned for the nearest workload
-serves, however far away that is.
+serves. Where no times of launches were compared, the workloads of the grid have defaults, and those for which the entry was tuned their
+launches. The nearest one decides about unequal lengths. About equal ones the model of waves and the distance decide between the launches
+that serve near the call. Without a table, the launch that was tuned for the nearest workload serves, however far away that is.
 """
 
 from __future__ import annotations
