@@ -90,14 +90,17 @@ def serving(entry: Entry, spec: KernelSpec, work: Workload) -> Serving:
     return Serving(work, index, launch, near, where, us, read, regret, table.time(cell, table.default), *power)
 
 
-def _by_defaults(entry: Entry, work: Workload, index: int, near: Workload) -> Serving:
+def _by_defaults(entry: Entry, work: Workload, index: int, nearest: Workload) -> Serving:
     """Where the grid was not measured: the default of its nearest workload, or the launch tuned for a workload that is as near."""
-    launch, timing = entry.every_launch[index], entry.timing(near)
-    if timing is None:
-        return Serving(work, index, launch, near, _default_told(near, work))
-    if near.key == work.key:
+    launch = entry.every_launch[index]
+    served = [one.workload for one in entry.measured() if one.launch == index]
+    near = nearest if nearest in served else min(served, key=lambda one: distance(one, work))
+    timing = entry.timing(near)
+    if timing is not None and near.key == work.key:
         return _tuned(Serving(work, index, launch, near, f"measured at {near.key}"), timing)
-    return Serving(work, index, launch, near, f"tuned for {near.key}, {distance(near, work):.1f} doublings away")
+    told = _default_told(near, work) if timing is None else f"tuned for {near.key}, {distance(near, work):.1f} doublings away"
+    fuller = "" if near is nearest else f"; it fills the GPU more evenly than that of {nearest.key}, which is nearest"
+    return Serving(work, index, launch, near, told + fuller)
 
 
 def _without_table(entry: Entry, work: Workload, index: int) -> Serving:

@@ -173,6 +173,16 @@ def test_why_tells_what_was_measured_from_what_was_not() -> None:
     assert all(row.endswith(("of the grid", "all other calls")) for row in further)
 
 
+def test_why_names_the_workload_whose_launch_serves_and_not_a_nearer_one() -> None:
+    """Clusters of two serve 8 x 32K; for 9 sequences that of 16 x 16K serves, with fuller waves."""
+    for entry in (with_defaults(tuned("1x4096")), entry_for("1x4096")):
+        told = serving(entry, entry.spec, parse("9x30000"))
+        assert told.why == (
+            "the default for 16x16384, 0.9 doublings away; it fills the GPU more evenly than that of 8x32768, which is nearest"
+        )
+        assert told.launch == serving(entry, entry.spec, parse("16x16384")).launch
+
+
 def test_a_launch_tuned_under_load_keeps_its_calls() -> None:
     entry = with_defaults(tuned("1x4096:sustained"))
     untuned = default_entry(loaded("1x4096"), "sm90", Selection(None, "default", ()))[0]
