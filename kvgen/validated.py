@@ -17,7 +17,7 @@ from pathlib import Path
 from threading import get_ident
 from typing import Any, TypeVar
 
-from kvgen._resources import user_cache
+from kvgen._resources import search_spaces, templates, user_cache
 from kvgen.construct import construct
 from kvgen.files import read_plain
 
@@ -78,11 +78,12 @@ def _code() -> str:
     from kvgen import __version__
 
     facts = []
-    for folder, _, names in os.walk(Path(__file__).parent):
-        for name in names:
-            if name.endswith(".py"):
-                found = os.stat(os.path.join(folder, name))
-                facts.append((name, found.st_size, found.st_mtime_ns))
+    for root in (Path(__file__).parent, templates(), search_spaces()):
+        for folder, _, names in os.walk(root):
+            for name in names:
+                if not name.endswith(".pyc"):
+                    found = os.stat(os.path.join(folder, name))
+                    facts.append((name, found.st_size, found.st_mtime_ns))
     return f"{__version__} {sorted(facts)}"
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvgen.arch import Target
+from kvgen.digest import canonical_json
 from kvgen.errors import RegistryMiss
 from kvgen.lower import backends
 from kvgen.lower.base import Source
 from kvgen.lower.defaults import Defaults, defaults_of
 from kvgen.lower.schedule import Schedule
+from kvgen.plaindata import Json
 from kvgen.registry.dispatch import DispatchTable, Launch, smallest
 from kvgen.registry.entry import Code, Entry
 from kvgen.registry.select import Selection
@@ -19,6 +21,7 @@ from kvgen.spec import AnySpec, AnyWorkload, KernelSpec
 from kvgen.spec.traffic import parse
 from kvgen.spec.waves import Waves
 from kvgen.toolchain import Artifact
+from kvgen.validated import recall, record
 
 
 def serving_entry(spec: AnySpec, target: Target, selection: Selection) -> tuple[Entry, Selection]:
@@ -46,34 +49,58 @@ def default_entry(spec: AnySpec, target: Target, selection: Selection) -> tuple[
     return entry, selection._replace(cautions=(caution, *selection.cautions))
 
 
+@dataclass(frozen=True)
+class Beside(Json):
+    """What `with_defaults` adds to an entry. Without a table, nothing."""
+
+    codes: Mapping[str, Code] = field(default_factory=dict)
+    """Of further launches, by file."""
+    table: DispatchTable | None = None
+
+
 def with_defaults(entry: Entry) -> Entry:
     """A tuned entry with the defaults of the grid's workloads and the plain schedule as further launches, for calls that are nearer to
     those workloads than to the ones that it was tuned for. They are lowered and not compiled.
 
-    An entry with a dispatch table stays as it is, as do an untuned one, one of operations on a matrix, and one whose layout the defaults
-    of the first back end that supports the format cannot have.
+    An entry with a dispatch table stays as it is, as do an untuned one, one of operations on a matrix, and one whose layout the defaults of
+    the first back end that supports the format cannot have. What is added is recorded, because lowering takes longer than the rest of a
+    fetch whose modules are compiled.
     """
-    spec, target = entry.spec, entry.arch
+    spec = entry.spec
     if entry.dispatch is not None or not entry.timings or not isinstance(spec, KernelSpec):
         return entry
+    launches = [[launch.workload.key, launch.backend, dict(launch.params)] for launch in entry.launches]
+    works = [[work.key, work.weight] for work in spec.workloads]
+    source = canonical_json([spec.format_id, entry.arch, works, dict(entry.layout), launches])
+    beside = recall(Beside, source)
+    if beside is None:
+        beside = _beside(spec, entry)
+        record(beside, source, beside.to_json())
+    return entry if beside.table is None else replace(entry, codes={**beside.codes, **entry.codes}, dispatch=beside.table)
+
+
+def _beside(spec: KernelSpec, entry: Entry) -> Beside:
+    """The defaults beside a tuned entry."""
+    target = entry.arch
     backend, _ = backends.first_for(spec, target)
     if backend is None:
-        return entry
+        return Beside()
     defaults = defaults_of(backend, spec, target)
     if defaults.plain.layout != entry.layout:
-        return entry
+        return Beside()
     own = {launch.workload.key for launch in entry.launches}
     grid = {key: schedule for key, schedule in defaults.grid.items() if key not in own}
     order = [entry.schedule(launch) for launch in entry.launches]
     further = [schedule for schedule in dict.fromkeys([*grid.values(), defaults.plain]) if schedule not in order]
-    codes, launches = dict(entry.codes), []
+    codes: dict[str, Code] = {}
+    launches: list[Launch] = []
     for schedule in further:
         code = Code.of(backend.lower(spec, schedule, target))
         codes.setdefault(code.file, code)
         launches.append(Launch(_home(schedule, grid, spec), schedule.backend, schedule.launch, code.file))
     waves = {schedule: backend.waves(spec, schedule, target) for schedule in order if schedule.backend == backend.name}
     table = _table(grid, defaults.plain, [*order, *further], {**defaults.waves, **waves})
-    return replace(entry, codes=codes, dispatch=replace(table, launches=tuple(launches)))
+    return Beside(codes, replace(table, launches=tuple(launches)))
 
 
 def untuned_entry(

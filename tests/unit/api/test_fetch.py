@@ -21,7 +21,7 @@ import kvgen
 from kvgen.api import fetch
 from kvgen.errors import CompileError, RegistryMiss, SpecError, ToolchainMissing
 from kvgen.lower import backends
-from kvgen.registry.dispatch import Cell, DispatchTable
+from kvgen.registry.dispatch import DispatchTable
 from kvgen.registry.select import Selection
 from kvgen.registry.store import Store
 from kvgen.spec import dump_spec, load_spec
@@ -59,15 +59,6 @@ def naive_backend(monkeypatch):
     monkeypatch.setattr(backends, "NAMES", ("cpu",))
     monkeypatch.setattr(backends, "get_backend", lambda name: backend)
     return backend
-
-
-@pytest.fixture
-def with_table(registered, places, spec):
-    """The registered entry, with a dispatch table, so that it needs no defaults."""
-    table = DispatchTable((), 0, (0,), (Cell(spec.workloads[0].key, 0, (10.0,), 10.0),))
-    entry = replace(registered, dispatch=table, provenance={"date": "2026-01-02"})
-    Store(places).put(entry)
-    return entry
 
 
 def test_the_registered_kernel_comes_without_warning(registered, spec):
@@ -172,7 +163,7 @@ def test_a_gpu_target_without_gpu_says_what_is_missing(places, spec):
         kvgen.get_kernel(replace(spec, arch="sm90"))
 
 
-def test_the_way_to_a_kernel_is_a_straight_line(with_table, spec):
+def test_the_way_to_a_kernel_is_a_straight_line(registered, spec):
     """No stage is returned to: not the first, and of the others none before the next has begun."""
     kvgen.get_kernel(spec)
     fetch.forget()
@@ -310,8 +301,7 @@ def test_fetching_imports_no_tuner(registered, spec):
     assert not loaded & {"optuna", "tilelang", "rich", "typer", "pytest", "hypothesis"}
 
 
-def test_fetching_what_is_known_imports_neither_pydantic_nor_yaml(with_table, spec, tmp_path):
-    """The defaults beside an entry without a table need the search spaces, which are YAML."""
+def test_fetching_what_is_known_imports_neither_pydantic_nor_yaml(registered, spec, tmp_path):
     (tmp_path / "spec.yaml").write_text(dump_spec(spec))
     kvgen.get_kernel(tmp_path / "spec.yaml")
     kvgen.load_spec(spec.to_json())

@@ -4,11 +4,16 @@ schedule: all calls of a format that nothing is tuned for, and those that are fa
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from benchmarks.gpu_words import schedule_word, schedules_of, spec_of, workload_of
+from kvgen import validated
 from kvgen.cli.launches import rows
 from kvgen.lower.backends import get_backend
+from kvgen.registry import default
 from kvgen.registry.default import default_entry, serving_entry, with_defaults
 from kvgen.registry.dispatch import DispatchTable
 from kvgen.registry.entry import Entry
@@ -219,3 +224,15 @@ def test_a_selection_has_the_entry_that_serves() -> None:
     entry, selection = serving_entry(stored.spec, "sm90", Selection(stored, "exact", ()))
     assert selection.entry == entry == with_defaults(stored)
     assert serving_entry(stored.spec, "sm90", Selection(None, "default", ()))[1].entry is None
+
+
+def test_what_was_rendered_is_recorded_and_serves_again_until_templates_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVGEN_CACHE_DIR", str(tmp_path))
+    stored = tuned("1x4096", "8x32768")
+    first = with_defaults(stored)
+    monkeypatch.setattr(default, "_beside", lambda *_: pytest.fail("it was rendered again"))
+    assert with_defaults(stored) == first
+    assert with_defaults(replace(stored, provenance={"date": "2026-01-01"})).dispatch == first.dispatch
+    monkeypatch.setattr(validated, "_code", lambda: "other templates")
+    with pytest.raises(pytest.fail.Exception, match="rendered again"):
+        with_defaults(stored)
