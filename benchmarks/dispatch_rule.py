@@ -8,6 +8,10 @@ table and the rested rows that gpu_plane.py measured on the entry's GPU, if they
 serves the nearest cell; the least mean loss; the least mean loss with the model of waves, which `kvgen/spec/dispatch.py` has; the same with
 u = .5, as docs/decisions/0037 had it. All of them are among the workloads of the call's kind. The last one is among both kinds.
 
+Over the points that gpu_plane.py measured of entries without a table, with the defaults beside them (h100_beside_tuned.csv), the rules are
+the nearest cell, and the model of waves with different guesses of the loss for each doubling of distance. The rows are of all these entries
+together.
+
 Writes dispatch_rule.csv to $OUT or benchmarks/results, and prints it.
 """
 
@@ -17,8 +21,10 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -26,14 +32,20 @@ from benchmarks.command import parser
 from benchmarks.figures import Row, rows
 from benchmarks.output import folder, write_csv
 from kvgen.registry import packaged_store
+from kvgen.registry.default import with_defaults
 from kvgen.registry.dispatch import DispatchTable
 from kvgen.registry.entry import Entry
+from kvgen.spec import dispatch
 from kvgen.spec.dispatch import UNFILLED, Dispatch, Measured
 from kvgen.spec.distance import mean_length
 from kvgen.spec.waves import Waves
 
+GUESSES = (0.02, 0.1, 0.3)
+"""Losses for each doubling that are compared."""
 PLANE_FILES = ("h200_plane.csv", "h100_plane.csv")
 """What gpu_plane.py measured of the entries that ship, by GPU."""
+BESIDE = "h100_beside_tuned.csv"
+"""The same of entries without a table, with the defaults beside them."""
 Rule = Callable[[Sequence[Measured]], Dispatch]
 """A look-up over measured workloads."""
 
@@ -76,15 +88,42 @@ def compared(entry: Entry, measured: Sequence[Row]) -> Iterator[dict[str, Any]]:
     assert table is not None
     points = [row for row in of_entry(entry, measured) if row["traffic"] == "rested"]
     for name, rule in rules(table).items():
-        for over, found in (("cells", _over_cells(entry, rule)), ("points", _over_points(entry, rule, points))):
-            regrets = list(found)
-            if regrets:
-                at, worst = max(regrets, key=lambda one: one[1])
-                mean = math.exp(sum(math.log(regret) for _, regret in regrets) / len(regrets))
-                yield {
-                    "entry": entry.spec.name, "device": entry.device["name"], "over": over, "rule": name, "number": len(regrets),
-                    "worst_regret": round(worst, 3), "worst_at": at, "geometric_mean": round(mean, 4),
-                }  # fmt: skip
+        for over, found in (("cells", _over_cells(entry, rule)), ("points", _over_points(rule(entry.measured()), points))):
+            if regrets := list(found):
+                what = {"entry": entry.spec.name, "device": entry.device["name"], "over": over, "rule": name}
+                yield {**what, **_worst_and_mean(regrets)}
+
+
+def of_defaults(entries: Sequence[Entry], measured: Sequence[Row]) -> Iterator[dict[str, Any]]:
+    """A row for each rule, over the points of all entries that have defaults beside them."""
+    served = {entry.spec.name: with_defaults(entry) for entry in entries}
+    points = {name: [row for row in measured if row["spec"] == name] for name in served}
+
+    def row(name: str, rule: Callable[[Entry], Dispatch]) -> dict[str, Any]:
+        regrets = [one for spec, entry in served.items() for one in _over_points(rule(entry), points[spec])]
+        return {
+            "entry": "with defaults beside",
+            "device": measured[0]["device"],
+            "over": "points",
+            "rule": name,
+            **_worst_and_mean(regrets),
+        }
+
+    def look_up(entry: Entry, *, waves: bool) -> Dispatch:
+        table = entry.dispatch
+        assert table is not None
+        return Dispatch(entry.measured(), table.default, waves=table.filling if waves else None)
+
+    yield row("nearest cell", partial(look_up, waves=False))
+    for guessed in GUESSES:
+        with patch.object(dispatch, "GUESSED", guessed):
+            yield row(f"with waves, {guessed:g} per doubling", partial(look_up, waves=True))
+
+
+def _worst_and_mean(regrets: Sequence[tuple[str, float]]) -> dict[str, Any]:
+    at, worst = max(regrets, key=lambda one: one[1])
+    mean = math.exp(sum(math.log(regret) for _, regret in regrets) / len(regrets))
+    return {"number": len(regrets), "worst_regret": round(worst, 3), "worst_at": at, "geometric_mean": round(mean, 4)}
 
 
 def of_entry(entry: Entry, measured: Sequence[Row]) -> list[Row]:
@@ -110,9 +149,8 @@ def _over_cells(entry: Entry, rule: Rule) -> Iterator[tuple[str, float]]:
             yield cell.workload, us / min(us for us in cell.us if us is not None)
 
 
-def _over_points(entry: Entry, rule: Rule, points: Sequence[Row]) -> Iterator[tuple[str, float]]:
-    """By name of a point, the regret of the launch that a table gives."""
-    look_up = rule(entry.measured())
+def _over_points(look_up: Dispatch, points: Sequence[Row]) -> Iterator[tuple[str, float]]:
+    """By name of a point, the regret of the launch that a look-up gives."""
     for row in points:
         times = json.loads(row["own_us"])
         us = times[look_up.launch(int(row["batch"]), int(row["longest"]), 1, int(row["tokens"]))]
@@ -122,9 +160,10 @@ def _over_points(entry: Entry, rule: Rule, points: Sequence[Row]) -> Iterator[tu
 def main() -> int:
     """Print and write the rows."""
     parser(__doc__).parse_args()
-    entries = [found.entry for found in packaged_store().all() if found.entry is not None and found.entry.dispatch is not None]
-    measured = [row for name in PLANE_FILES for row in rows(name)]
-    found = [row for entry in entries for row in compared(entry, measured)]
+    every = [found.entry for found in packaged_store().all() if found.entry is not None]
+    measured, beside = [row for name in PLANE_FILES for row in rows(name)], [row for row in rows(BESIDE) if row["rule"] == "full waves"]
+    found = [row for entry in every if entry.dispatch is not None for row in compared(entry, measured)]
+    found += of_defaults([entry for entry in every if entry.spec.name in {row["spec"] for row in beside} and not entry.dispatch], beside)
     for row in found:
         where, worst = f"{row['number']:4} {row['over']:7}", f"worst {row['worst_regret']:.3f} ({row['worst_at']})"
         print(f"{row['entry']:20}{row['device']:24}{row['rule']:20} at {where} {worst}, geometric mean {row['geometric_mean']:.4f}")

@@ -78,10 +78,10 @@ def _code() -> str:
     from kvgen import __version__
 
     facts = []
-    for root in (Path(__file__).parent, templates(), search_spaces()):
+    for root, ending in ((Path(__file__).parent, ".py"), (templates(), ""), (search_spaces(), "")):
         for folder, _, names in os.walk(root):
             for name in names:
-                if not name.endswith(".pyc"):
+                if name.endswith(ending):
                     found = os.stat(os.path.join(folder, name))
                     facts.append((name, found.st_size, found.st_mtime_ns))
     return f"{__version__} {sorted(facts)}"

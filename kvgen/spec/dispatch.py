@@ -40,7 +40,7 @@ the model says (docs/decisions/0035; 0044 has the number).
 """
 GUESSED = 0.1
 """Loss of a launch that was compared with no other, for each doubling between the call and the nearest workload that it serves. Any number
-from .02 to .3 chose equally well at 60 calls between the workloads of the grid (docs/decisions/0048).
+from .02 to .3 chooses equally well at 132 calls between the workloads of the grid (docs/decisions/0048).
 """
 REMEMBERED = 4096
 

@@ -25,8 +25,8 @@ def test_a_cell_that_is_left_out_does_not_serve_itself():
 
 def test_between_the_cells_the_whole_table_serves():
     point = {"batch": "8", "longest": "5000", "tokens": "40000", "point": "8x5000", "own_us": "[6.0, 4.0, null]"}
-    assert dict(dispatch_rule._over_points(ENTRY, rules(TABLE)["least mean loss"], [point])) == {"8x5000": 1.0}
-    assert dict(dispatch_rule._over_points(ENTRY, rules(TABLE)["least mean loss"], [{**point, "batch": "4"}])) == {"8x5000": 1.5}
+    assert dict(dispatch_rule._over_points(rules(TABLE)["least mean loss"](ENTRY.measured()), [point])) == {"8x5000": 1.0}
+    assert dict(dispatch_rule._over_points(rules(TABLE)["least mean loss"](ENTRY.measured()), [{**point, "batch": "4"}])) == {"8x5000": 1.5}
 
 
 def test_every_table_that_ships_is_compared_by_all_rules_over_its_cells_and_the_points_that_were_measured():
