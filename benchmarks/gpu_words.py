@@ -115,7 +115,7 @@ def schedules_of(words: str, backend: Backend, spec: AnySpec, target: Target) ->
     """
     if words == "default":
         return [backend.default(spec, target)]
-    base = backend.plain(spec, target)
+    base = backend.defaults(spec, target)[0]
     if words.startswith("space"):
         points = list(backend.space(spec, target).schedules())
         return random.Random(0).sample(points, min(int(words[5:] or len(points)), len(points)))

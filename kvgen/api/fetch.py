@@ -10,7 +10,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from kvgen._collect import resting
-from kvgen.errors import CompileError, SpecError, SpecIssue, ToolchainMissing
+from kvgen.errors import SpecError, SpecIssue
 from kvgen.registry.select import select
 from kvgen.spec import AnySpec, KernelSpec, MatrixSpec, load_any_spec, load_spec
 from kvgen.spec.target import resolve
@@ -18,8 +18,6 @@ from kvgen.spec.target import resolve
 if TYPE_CHECKING:
     from kvgen.api.kernel import Kernel
     from kvgen.api.matrix import MatrixKernel
-    from kvgen.registry.entry import Entry
-    from kvgen.registry.select import Selection
 
 ENVIRONMENT = ("KVGEN_REGISTRY_DIR", "KVGEN_SITE_DIR", "KVGEN_CACHE_DIR")
 """Variables that may change within a process: the others are read once."""
@@ -36,9 +34,8 @@ class FallbackWarning(UserWarning):
 def get_kernel(spec: KernelSpec | str | Path | Mapping[str, Any]) -> Kernel:
     """The kernel registered for a spec (or a spec's file, text or mapping); the same object for the same spec.
 
-    Takes the entry tuned for the spec's workloads, else for the nearest ones, else a back end's default schedules (and its plain one, for
-    calls beyond the grid of batches and lengths) with a FallbackWarning. Where an entry was tuned at its workloads alone, those defaults
-    serve the other calls. Compiles an entry that was not compiled here; never tunes.
+    Takes the entry tuned for the spec's workloads, else for the nearest ones, else a back end's default schedules with a FallbackWarning.
+    Compiles an entry that was not compiled here; never tunes.
 
     Raises SpecError for a bad spec, RegistryMiss where no back end can run the spec, ToolchainMissing where a device or the
     compiler that the kernel needs is absent, CompileError where compiling fails.
@@ -87,14 +84,14 @@ def _fetch(spec: AnySpec) -> Kernel | MatrixKernel:
     """From a spec to its kernel: the target, the entry, its compiled modules, the kernel over them. Raises as `get_kernel` does."""
     with resting():
         from kvgen.registry.default import serving_entry
+        from kvgen.registry.modules import modules
         from kvgen.runtime.device import require_device
 
         target = resolve(spec.arch)
         require_device(target)
-        found = select(spec, target)
-        entry, selection = serving_entry(spec, target, found)
+        entry, selection = serving_entry(spec, target, select(spec, target))
     # This may take minutes, in which the program's own garbage is collected.
-    entry, selection, built = _compiled(entry, selection, found.entry)
+    built = modules(entry)
     with resting():
         if isinstance(spec, MatrixSpec):
             from kvgen.api.matrix import MatrixKernel
@@ -103,17 +100,3 @@ def _fetch(spec: AnySpec) -> Kernel | MatrixKernel:
         from kvgen.api.kernel import Kernel
 
         return Kernel.of(spec, entry, selection, built)
-
-
-def _compiled(entry: Entry, selection: Selection, stored: Entry | None) -> tuple[Entry, Selection, dict[str, Path]]:
-    """The modules of an entry. Where the defaults beside a stored one cannot be compiled here, the stored one, with a caution."""
-    from kvgen.registry.modules import modules
-
-    try:
-        return entry, selection, modules(entry)
-    except (ToolchainMissing, CompileError) as error:
-        if stored is None or stored is entry:
-            raise
-        built = modules(stored)
-        caution = f"calls take the nearest launch of entry {stored.key}, however far, since the defaults cannot be compiled: {error}"
-        return stored, selection._replace(entry=stored, cautions=(*selection.cautions, caution)), built

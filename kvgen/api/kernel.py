@@ -10,8 +10,7 @@ import torch
 from kvgen.api.threads import set_threads
 from kvgen.arch import Target
 from kvgen.reference.layout import PackedLayout
-from kvgen.registry.dispatch import Launch
-from kvgen.registry.entry import Entry
+from kvgen.registry.entry import Entry, Launch
 from kvgen.registry.select import Selection
 from kvgen.registry.serving import require_compiled
 from kvgen.runtime import checks
@@ -27,9 +26,8 @@ from kvgen.spec.traffic import parse
 class Kernel(Calls):
     """Attention over a quantized KV cache: `new_cache`, `prefill`, `plan`, `decode`, `attend`, `unpack`. `get_kernel` makes it.
 
-    Caches of one layout may be shared between kernels. Each call takes the launch that the entry's dispatch table gives for what the host
-    knows of it, or without a table the one tuned for a workload near it, else a default (`kvgen.spec.dispatch`); the choice never waits for
-    the device.
+    Caches of one layout may be shared between kernels. Each call takes the launch that was tuned for its workload, else the one of the
+    least modelled time for what the host knows of it (`kvgen.spec.dispatch`); the choice never waits for the device.
     """
 
     def __init__(
@@ -53,9 +51,7 @@ class Kernel(Calls):
 
     @property
     def entry(self) -> Entry | None:
-        """The registry's entry that this kernel comes from, with the defaults beside it where it has no dispatch table. None if the kernel
-        is a back end's default.
-        """
+        """The registry's entry that this kernel comes from; None if the kernel is a back end's default."""
         return self.selection.entry
 
     def __repr__(self) -> str:

@@ -24,14 +24,12 @@ def build(
     storage: str | None = None,
     progress: Watch | None = None,
     all_schedules: bool = False,
-    plane: bool | None = None,
 ) -> TuningResult:
     """Search schedules of a spec within `budget` (seconds, or text like "3m") and `trials` measurements; register the winner.
 
     With neither bound the whole space is measured. `backends` are names; by default all that support the spec.
     `storage` is a database URL that several hosts share. `progress` is called at every step. `all_schedules` also
-    searches what the hints of the search spaces exclude. `plane`: whether launches are measured over the plane of batches and lengths (the
-    grid of docs/tuning.md), for calls beside the workloads; None: unless `trials` alone bounds the build.
+    searches what the hints of the search spaces exclude.
 
     Returns the result: the registered entry with its timings, and why it won. The next `get_kernel` sees the entry.
     Raises SpecError, UnsupportedError, MeasureError where no schedule is right, ToolchainMissing where a compiler, a device or a
@@ -57,7 +55,6 @@ def build(
             storage=storage,
             progress=progress,
             all_schedules=all_schedules,
-            plane=plane,
         )
     finally:
         forget()

@@ -56,9 +56,9 @@ def _options(
 @cache
 def _register() -> None:
     """Add all commands to the application, once per process."""
-    from kvgen.cli import accuracy, archive, bench, build, check, doctor, migrate, recommend, registry, report, space, specs
+    from kvgen.cli import accuracy, archive, bench, build, check, doctor, recommend, registry, report, space, specs
 
-    for module in (build, registry, bench, accuracy, recommend, space, doctor, check, report, archive, migrate, specs):
+    for module in (build, registry, bench, accuracy, recommend, space, doctor, check, report, archive, specs):
         module.register(app)
 
 

@@ -58,13 +58,6 @@ def build(
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Ignore registered winners.")] = False,
     every: Annotated[bool, typer.Option("--all-schedules", help="Also search what the hints of the search spaces exclude.")] = False,
-    plane: Annotated[
-        bool | None,
-        typer.Option(
-            "--plane/--no-plane",
-            help="Whether to measure launches over a grid of batches and lengths; by default unless --trials alone bounds the build.",
-        ),
-    ] = None,
     compile_only: Annotated[
         bool, typer.Option("--compile-only", help="Compile all schedules without measuring; register the default as untuned.")
     ] = False,
@@ -87,7 +80,6 @@ def build(
             "--storage": storage,
             "--fresh": fresh or None,
             "--all-schedules": every or None,
-            "--plane": plane,
         },
     )
     chosen = [resolve_any_spec(name, arch, workload) for name in specs]
@@ -101,7 +93,7 @@ def build(
     allowance, gpus, interrupted = _budget(budget, trials), _devices(devices), False
     with json_list(as_json) as results:
         for spec in chosen:
-            result = _tune(spec, allowance, backends, seed, storage, gpus, fresh=fresh, all_schedules=every, plane=plane, quiet=as_json)
+            result = _tune(spec, allowance, backends, seed, storage, gpus, fresh=fresh, all_schedules=every, quiet=as_json)
             results.append(result.to_json())
             if not as_json:
                 show(result)
@@ -149,7 +141,6 @@ def _tune(
     *,
     fresh: bool,
     all_schedules: bool,
-    plane: bool | None,
     quiet: bool,
 ) -> TuningResult:
     from kvgen.cli.live import ProgressView
@@ -166,7 +157,6 @@ def _tune(
             devices=devices,
             fresh=fresh,
             all_schedules=all_schedules,
-            plane=plane,
         )
 
 

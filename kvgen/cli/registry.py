@@ -240,7 +240,7 @@ class _Answer(NamedTuple):
 
 
 def _served(entry: Entry, spec: AnySpec, works: Sequence[AnyWorkload]) -> list[Serving]:
-    """The launches that calls take; empty for a matrix, whose kernels have one launch for each shape, and no dispatch table."""
+    """The launches that calls take; empty for a matrix, whose calls take the launch of the nearest shape."""
     from kvgen.registry.serving import serving
     from kvgen.spec import MatrixSpec, Workload
 
@@ -265,19 +265,14 @@ def _print_answer(answer: _Answer, asked: str) -> None:
 
 def _serving_line(one: Serving, *, numbered: bool) -> str:
     """Which launch serves a workload, and what was measured there. The number is of use where `kvgen show` lists the launches."""
-    launch = f"{one.launch.backend} {one.launch.params}"
+    launch, timing = f"{one.launch.backend} {one.launch.params}", one.timing
     told = [f"{one.workload.key} takes {f'launch {one.index} ({launch})' if numbered else launch}: {one.why}"]
-    if one.us is not None:
-        told.append(microseconds(one.us))
-    if one.read_fraction is not None:
-        told.append(f"{one.read_fraction:.0%} of the read's speed")
-    if one.regret is not None:
-        told.append(f"{one.regret:.2f} times the fastest launch measured there")
-    if one.default_us is not None:
-        other = "the default" if one.regret is None else "the plain schedule"  # regret is known where a dispatch table is
-        told.append(f"{other} {microseconds(one.default_us)}")
-    if one.watts is not None:
-        told.append(f"{one.watts:.0f} W")
-    if one.clock_mhz is not None:
-        told.append(f"{one.clock_mhz:.0f} MHz")
+    if one.modelled_us is not None:
+        told.append(f"{microseconds(one.modelled_us)} modelled")
+    if timing is not None:
+        told.append(microseconds(timing.us))
+        told += [f"{timing.read_fraction:.0%} of the read's speed"] if timing.read_fraction is not None else []
+        told += [f"the default {microseconds(timing.default_us)}"] if timing.default_us is not None else []
+        told += [f"{timing.watts:.0f} W"] if timing.watts is not None else []
+        told += [f"{timing.clock_mhz:.0f} MHz"] if timing.clock_mhz is not None else []
     return ", ".join(told)

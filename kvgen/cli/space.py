@@ -65,14 +65,12 @@ def space(
 
 
 def _describe(spec: AnySpec, backend: Backend, target: Target, *, explain: bool, schedules: bool) -> dict[str, Any]:
-    from kvgen.lower.defaults import workload_defaults
-
     space = backend.space(spec, target)
     layouts = space.layouts()
     data = {
         **space.to_json(),
-        "defaults": {key: schedule.to_json() for key, schedule in workload_defaults(backend, spec, target).items()},
-        "plain": backend.plain(spec, target).to_json(),
+        "defaults": {work.key: backend.default(spec, target, work).to_json() for work in spec.workloads},
+        "untuned": [schedule.to_json() for schedule in backend.defaults(spec, target)],
         "layouts": len(layouts),
         "launches": {work.key: sum(len(space.launches(layout, work)) for layout in layouts) for work in spec.workloads},
     }
@@ -111,7 +109,9 @@ def _show(data: dict[str, Any]) -> None:
         at.setdefault(_words(default), []).append(key)
     for words, keys in at.items():
         typer.echo(f"default at {', '.join(keys)}: {words}")
-    typer.echo(f"plain: {_words(data['plain'])}\n")
+    for default in data["untuned"]:
+        typer.echo(f"where nothing is tuned: {_words(default)}")
+    typer.echo("")
     for schedule in data.get("schedules", ()):
         typer.echo(_words(schedule))
     titles = {"excluded": "cannot be built", "unsearched": "can be built, not searched (build --all-schedules searches them)"}

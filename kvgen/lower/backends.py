@@ -42,7 +42,7 @@ def refusal(backend: Backend, spec: AnySpec, target: Target) -> str | None:
     reason = backend.unsupported(spec, target) or backend.missing()
     if reason is None:
         try:
-            backend.plain(spec, target)
+            backend.defaults(spec, target)
         except UnsupportedError as error:
             return error.reason
     return reason

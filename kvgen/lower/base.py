@@ -12,7 +12,7 @@ from kvgen.lower.functions import FUNCTIONS as FUNCTIONS
 from kvgen.lower.functions import MATRIX_FUNCTIONS as MATRIX_FUNCTIONS
 from kvgen.lower.schedule import Schedule
 from kvgen.spec import AnySpec, AnyWorkload, MatrixSpec
-from kvgen.spec.waves import Waves
+from kvgen.spec.dispatch import Tiling
 
 if TYPE_CHECKING:  # fetching a kernel searches nothing
     from kvgen.lower.space import SearchSpace
@@ -71,22 +71,22 @@ class Lowering(Protocol[S]):
         """Parameters, their values for this spec and target, and constraints with reasons."""
         ...
 
-    def default(self, spec: S, target: Target, work: AnyWorkload | None = None) -> Schedule:
-        """A schedule of the space that is near the best for a workload, the spec's first if none is given, with nothing measured. The
-        defaults of all workloads have the plain schedule's layout.
+    def defaults(self, spec: S, target: Target) -> tuple[Schedule, ...]:
+        """At most four schedules of one layout that together are near the best for every call, with nothing measured. The first, the
+        plain one, suits every workload of the spec. Raises UnsupportedError where none does.
         """
         ...
 
-    def plain(self, spec: S, target: Target) -> Schedule:
-        """A schedule for calls far from the spec's workloads and beyond the grid: never many times slower than the best."""
+    def default(self, spec: S, target: Target, work: AnyWorkload | None = None) -> Schedule:
+        """Of the `defaults` that the space allows for a workload, the spec's first if none is given, the one of the least modelled time."""
         ...
 
     def lower(self, spec: S, schedule: Schedule, target: Target) -> Source:
         """Source of the variant. Raises UnsupportedError by name and reason."""
         ...
 
-    def waves(self, spec: S, schedule: Schedule, target: Target) -> Waves | None:
-        """How a schedule's CTAs run on the usual GPU of the target; None where they do not run in waves."""
+    def tiling(self, spec: S, schedule: Schedule, target: Target) -> Tiling | None:
+        """How a schedule divides calls among the CTAs of the usual GPU of the target; None for an operation on a matrix."""
         ...
 
 

@@ -11,8 +11,10 @@ from kvgen.lower.space import Fact, spec_facts
 from kvgen.reference.layout import packed_layout
 from kvgen.reference.sizes import near_128, smallest_block
 from kvgen.spec import KernelSpec
-from kvgen.spec.waves import MOST_WAVES, Waves
+from kvgen.spec.dispatch import MOST_WAVES, Tiling
 
+LATENCY_US = 0.7
+"""Of memory: a multiprocessor reads its `bytes_in_flight` in this time."""
 MAX_BATCH = 2048
 """Sequences per call: the CTA that computes a plan keeps their positions in shared memory (`kMaxPlanBatch`)."""
 
@@ -39,7 +41,7 @@ def gpu_facts(spec: KernelSpec, target: Target) -> dict[str, Fact]:
     }
 
 
-def waves_of(
+def tiling_of(
     spec: KernelSpec,
     schedule: Schedule,
     target: Target,
@@ -47,18 +49,20 @@ def waves_of(
     runs: int,
     cluster: int = 1,
     one_wave: bool = False,
-) -> Waves:
-    """How a schedule's CTAs run on the usual GPU of a target. `runs` CTAs share the packed-GQA rows of a KV head, `cluster` CTAs the KV
-    tiles of a split; `one_wave`: the kernel chooses no more splits than run at once.
+) -> Tiling:
+    """How a schedule divides calls among the CTAs of the usual GPU of a target. `runs` CTAs share the packed-GQA rows of a KV head,
+    `cluster` CTAs the KV tiles of a split; `one_wave`: the kernel chooses no more splits than run at once.
     """
     kv_tile, ctas = schedule.launch.integer("kv_tile"), schedule.launch.integer("ctas_per_sm")
     layout, window = layout_of(spec, schedule.layout), spec.attention.window
-    return Waves(
+    tile_bytes = layout.block_bytes * kv_tile // layout.tokens
+    return Tiling(
         heads=spec.attention.kv_heads * runs,
         resident=GPUS[target].resident(cluster) * ctas,
         ctas_per_sm=ctas,
         step_tokens=kv_tile * cluster,
-        tile_bytes=layout.block_bytes * kv_tile // layout.tokens,
+        tile_bytes=tile_bytes,
+        tile_us=tile_bytes * ctas * LATENCY_US / GPUS[target].bytes_in_flight,
         most_waves=1 if one_wave else MOST_WAVES,
         visible=window + kv_tile if window else None,
     )

@@ -69,11 +69,11 @@ class MatrixLowering(ABC):
         self._require(spec, target)
         return Schedule(self.name, NO_LAYOUT, self.plain_launch(spec))
 
-    def plain(self, spec: MatrixSpec, target: Target) -> Schedule:
+    def defaults(self, spec: MatrixSpec, target: Target) -> tuple[Schedule, ...]:
         """The default."""
-        return self.default(spec, target)
+        return (self.default(spec, target),)
 
-    def waves(self, spec: MatrixSpec, schedule: Schedule, target: Target) -> None:
+    def tiling(self, spec: MatrixSpec, schedule: Schedule, target: Target) -> None:
         """None: all its tiles are alike, and each is one CTA's."""
         del spec, schedule, target
 

@@ -9,7 +9,7 @@ from kvgen.errors import UnsupportedError
 from kvgen.lower.base import Lowering, Source
 from kvgen.lower.schedule import Schedule
 from kvgen.spec import AnySpec, AnyWorkload, KernelSpec, MatrixSpec
-from kvgen.spec.waves import Waves
+from kvgen.spec.dispatch import Tiling
 
 if TYPE_CHECKING:  # fetching a kernel searches nothing
     from kvgen.lower.space import SearchSpace
@@ -39,17 +39,17 @@ class Operations:
         """See `Lowering`."""
         return self._require(spec).default(spec, target, work)
 
-    def plain(self, spec: AnySpec, target: Target) -> Schedule:
+    def defaults(self, spec: AnySpec, target: Target) -> tuple[Schedule, ...]:
         """See `Lowering`."""
-        return self._require(spec).plain(spec, target)
+        return self._require(spec).defaults(spec, target)
 
     def lower(self, spec: AnySpec, schedule: Schedule, target: Target) -> Source:
         """See `Lowering`."""
         return self._require(spec).lower(spec, schedule, target)
 
-    def waves(self, spec: AnySpec, schedule: Schedule, target: Target) -> Waves | None:
+    def tiling(self, spec: AnySpec, schedule: Schedule, target: Target) -> Tiling | None:
         """See `Lowering`."""
-        return self._require(spec).waves(spec, schedule, target)
+        return self._require(spec).tiling(spec, schedule, target)
 
     def _of(self, spec: AnySpec) -> Lowering[AnySpec] | None:
         chosen = self.matrix if isinstance(spec, MatrixSpec) else self.attention

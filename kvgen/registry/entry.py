@@ -1,14 +1,14 @@
 """An entry: a registered winner, with everything that is needed to run and to check it.
 
-An entry has one packed layout and a launch per workload, each with the back end that won there. Each launch names one of the entry's
-rendered sources. Because the source is stored, templates may change and the entry still describes the kernel that was measured, as long
-as the included headers are the same.
+An entry has one packed layout, a launch per workload, each with the back end that won there, and further launches, which were not
+tuned and serve calls that they suit better. Each launch names one of the entry's rendered sources. Because the source is stored,
+templates may change and the entry still describes the kernel that was measured, as long as the included headers are the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Any, get_args
 
@@ -21,19 +21,18 @@ from kvgen.lower.base import FUNCTIONS, Language, Source, functions_of
 from kvgen.lower.schedule import Params, Schedule, layout_id, layout_of
 from kvgen.plaindata import Facts, Json, Shaped
 from kvgen.reference.layout import PackedLayout
-from kvgen.registry.dispatch import DispatchTable, Launch
 from kvgen.registry.facts import Provenance, Quality
 from kvgen.registry.paths import check_portable, locate, portable
 from kvgen.spec import AnySpec, AnyWorkload, KernelSpec, Workload
-from kvgen.spec.dispatch import Dispatch, Measured, prefers_sustained
+from kvgen.spec.dispatch import ALIKE, Call, Dispatch, Tiling
+from kvgen.spec.distance import mean_length
 from kvgen.spec.timing import Timing, require_times
 from kvgen.toolchain.artifact import Artifact, Resources
 from kvgen.toolchain.compilers import machine
 from kvgen.validated import recall, record
 
-SCHEMA = 3
-"""Version of the entry's format and of the module ABI; entries of another version are not used. `kvgen migrate` rewrites those of
-the previous version (`registry/migrate.py`)."""
+SCHEMA = 4
+"""Version of the entry's format and of the module ABI; entries of another version are not used."""
 
 ALWAYS = ("toolchain", "provenance", "accuracy", "timings", "runner_up")
 """Fields that have defaults and are in every `entry.json`."""
@@ -46,12 +45,11 @@ class Damaged(Exception):
 
 
 class OtherSchema(Damaged):
-    """A whole entry of another version of kvgen. `migratable`: `kvgen migrate` rewrites it."""
+    """A whole entry of another version of kvgen."""
 
     def __init__(self, schema: int) -> None:
-        self.migratable = schema == SCHEMA - 1
         newer = ", which a newer kvgen wrote: upgrade this one" if schema > SCHEMA else ""
-        super().__init__(f"schema {schema}: " + ("run `kvgen migrate`" if self.migratable else f"this kvgen reads {SCHEMA}{newer}"))
+        super().__init__(f"schema {schema}: this kvgen reads {SCHEMA}{newer}")
 
 
 @dataclass(frozen=True)
@@ -119,6 +117,18 @@ class Code(Json):
 
 
 @dataclass(frozen=True)
+class Launch:
+    """A launch of an entry: back end and parameters. `file` names the code; `workload` is the one that it was tuned for, of a further
+    launch the spec's first.
+    """
+
+    workload: AnyWorkload
+    backend: str
+    params: Params
+    file: str
+
+
+@dataclass(frozen=True)
 class Entry(Json):
     """A winner. Times are in microseconds; `device`, `toolchain` and `provenance` are plain facts by name, `accuracy` holds errors by
     workload key.
@@ -144,10 +154,8 @@ class Entry(Json):
     accuracy: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     timings: tuple[Timing, ...] = ()
     runner_up: Facts | None = None
-    dispatch: DispatchTable | None = None
-    """Which launch serves which batch and number of tokens, by what was measured over a grid or by the defaults there; None: each call
-    takes the nearest workload's.
-    """
+    further: tuple[Launch, ...] = ()
+    """Defaults for calls that they suit better than the launches of the workloads."""
     quality: Annotated[Facts, Shaped(Quality)] | None = None
     """What the format costs, or None where it was never computed."""
     cache: Facts | None = None
@@ -160,11 +168,10 @@ class Entry(Json):
         arch: Target,
         launches: Iterable[tuple[AnyWorkload, Schedule, Source, Artifact | None]],
         more: Iterable[tuple[AnyWorkload, Schedule, Source, Artifact | None]] = (),
-        dispatch: DispatchTable | None = None,
         **facts: Any,
     ) -> Entry:
-        """The entry of tuned schedules, which have the same layout part; `more` are the further launches of its dispatch table, and
-        `facts` the other fields by name.
+        """The entry of tuned schedules, which have the same layout part; `more` are its further launches, and `facts` the other fields by
+        name.
 
         Raises ValueError where the schedules differ in layout or there are none, and where the layout cannot hold the spec.
         """
@@ -179,8 +186,8 @@ class Entry(Json):
             code = Code.of(source, artifact)
             codes.setdefault(code.file, code)
             made.append(Launch(workload, schedule.backend, schedule.launch, code.file))
-        table = None if dispatch is None else replace(dispatch, launches=tuple(made[len(chosen) :]))
-        return cls(spec, arch, layout, layout_id(spec, layout), tuple(made[: len(chosen)]), codes, dispatch=table, **facts)
+        tuned, others = tuple(made[: len(chosen)]), tuple(made[len(chosen) :])
+        return cls(spec, arch, layout, layout_id(spec, layout), tuned, codes, further=others, **facts)
 
     @property
     def key(self) -> str:
@@ -199,31 +206,30 @@ class Entry(Json):
 
     @property
     def every_launch(self) -> tuple[Launch, ...]:
-        """The launches of the workloads, then those that only the dispatch table names: the order of its indices."""
-        return self.launches if self.dispatch is None else (*self.launches, *self.dispatch.launches)
-
-    def sustained(self, spec: KernelSpec | None = None) -> bool:
-        """Whether what was measured under a sustained load decides about calls, given the traffic of `spec` (by default the entry's own).
-        Not in an untuned entry, since a default does not depend on the load.
-        """
-        untuned = self.dispatch is not None and bool(self.dispatch.defaults) and not self.timings
-        return not untuned and prefers_sustained((spec or self.spec).workloads)
+        """The launches of the workloads, then the further ones: the order of the indices of `look_up`."""
+        return (*self.launches, *self.further)
 
     def look_up(self, spec: KernelSpec | None = None) -> Dispatch:
-        """Which launch of `every_launch` serves a call, given the traffic of `spec` (by default the entry's own)."""
-        sustained, table = self.sustained(spec), self.dispatch
-        if table is None:
-            return Dispatch(self.measured(), sustained=sustained)
-        return Dispatch(self.measured(), table.default, sustained=sustained, waves=table.filling)
-
-    def measured(self) -> list[Measured]:
-        """The workloads of attention that were measured: those of the dispatch table, and before them those that were tuned for and are not
-        among them.
+        """Which launch of `every_launch` serves a call; of two that were tuned for the same calls under different loads, the one for the
+        load of most traffic of `spec` (by default the entry's own). Raises ToolchainMissing if a back end cannot be loaded.
         """
-        cells = [] if self.dispatch is None else self.dispatch.measured()
-        known = {one.workload.key for one in cells}
-        launches = ((launch.workload, index) for index, launch in enumerate(self.launches))
-        return [Measured(work, index) for work, index in launches if isinstance(work, Workload) and work.key not in known] + cells
+        sustained = _prefers_sustained((spec or self.spec).workloads)
+        works = ((launch.workload, index) for index, launch in enumerate(self.launches))
+        tuned = [(work, index) for work, index in works if isinstance(work, Workload)]
+        tuned.sort(key=lambda one: (one[0].load == "sustained") == sustained)
+        return Dispatch(self._tilings(), [(call_of(work), index) for work, index in tuned])
+
+    def _tilings(self) -> list[Tiling]:
+        """Of `every_launch`. Where one has parameters that its back end does not know, all are alike, and the nearest workload decides."""
+        from kvgen.lower.backends import get_backend
+
+        backends = {name: get_backend(name) for name in {launch.backend for launch in self.every_launch}}
+        try:
+            found = [backends[launch.backend].tiling(self.spec, self.schedule(launch), self.arch) for launch in self.every_launch]
+        except (KeyError, TypeError, ValueError):
+            found = [None]
+        known = [tiling for tiling in found if tiling is not None]
+        return known if len(known) == len(self.every_launch) else [ALIKE] * len(self.every_launch)
 
     @cached_property
     def packed(self) -> PackedLayout:
@@ -243,11 +249,8 @@ class Entry(Json):
         return Schedule(launch.backend, self.layout, launch.params)
 
     def timing(self, workload: AnyWorkload) -> Timing | None:
-        """The measurement at a workload that was tuned for, or of the launch that serves a workload of the grid; None without one."""
-        tuned = next((timing for timing in self.timings if timing.workload.key == workload.key), None)
-        if tuned is not None or self.dispatch is None or not isinstance(workload, Workload):
-            return tuned
-        return self.dispatch.timing(workload)
+        """The measurement at a workload that was tuned for; None without one."""
+        return next((timing for timing in self.timings if timing.workload.key == workload.key), None)
 
     def rival(self, workload: AnyWorkload) -> tuple[str, float] | None:
         """The best launch of another back end at a workload: its back end, and its time over the winner's. None if there was none."""
@@ -272,13 +275,11 @@ class Entry(Json):
     def to_json(self) -> dict[str, Any]:
         """Contents of `entry.json`, except the digests of the other files."""
         data = super().to_json()
-        launches = [_written(one) for one in data.pop("launches")]
-        if data["dispatch"] is not None:
-            data["dispatch"]["launches"] = [_written(one) for one in data["dispatch"]["launches"]]
+        launches, further = ([_written(one) for one in data.pop(name)] for name in ("launches", "further"))
         sources = data.pop("codes")
         for code in sources.values():
             del code["text"], code["resources"]
-        schedule = {"layout": data.pop("layout"), "launches": launches}
+        schedule = {"layout": data.pop("layout"), "launches": launches, "further": further}
         return {"schema": SCHEMA, "key": self.key, "backend": self.backend, "schedule": schedule, "sources": sources, **data}
 
     @classmethod
@@ -297,16 +298,11 @@ class Entry(Json):
         if absent := [name for name in ALWAYS if name not in data]:
             raise Damaged(f"it has no {absent[0]}")
         codes = {file: {**item, "text": texts[file], "resources": resources.get(file) or None} for file, item in data["sources"].items()}
-        launches = [_read(item) for item in data["schedule"]["launches"]]
-        table = data.get("dispatch")
-        if table is not None:
-            table = {**table, "launches": [_read(item) for item in table["launches"]]}
-        fields = {**data, "layout": data["schedule"]["layout"], "launches": launches, "codes": codes, "dispatch": table}
+        launches, further = ([_read(item) for item in data["schedule"][name]] for name in ("launches", "further"))
+        fields = {**data, "layout": data["schedule"]["layout"], "launches": launches, "codes": codes, "further": further}
         entry = cls._validated(fields)
         if entry.key != data["key"]:
             raise Damaged("its key does not follow from its contents")
-        if entry.dispatch is not None:
-            entry.dispatch.check(len(entry.launches))
         for timing in entry.timings:
             timing.check()
         _check_runner_up(entry.runner_up or {})
@@ -328,6 +324,17 @@ class Entry(Json):
 def entry_key(spec: AnySpec, arch: Target, device: Mapping[str, Any], workloads: Iterable[AnyWorkload]) -> str:
     """Key of the entry for a format, an architecture, a device (by its name) and a set of workloads."""
     return digest([spec.format_id, arch, str(device.get("name", "unknown")), sorted(work.key for work in workloads)])
+
+
+def call_of(work: Workload) -> Call:
+    """A call of exactly a workload."""
+    return Call(work.batch, work.kv_len, work.q_len, round(work.batch * mean_length(work)))
+
+
+def _prefers_sustained(workloads: Iterable[AnyWorkload]) -> bool:
+    """Whether most of the traffic, by weight, is under a sustained load. Shapes of matrices say nothing of it."""
+    loads = [(getattr(work, "load", "rested") == "sustained", work.weight) for work in workloads]
+    return 2 * sum(weight for sustained, weight in loads if sustained) > sum(weight for _, weight in loads)
 
 
 def _check_runner_up(facts: Mapping[str, Any]) -> None:

@@ -22,20 +22,12 @@ class Failure(Json):
 
 
 @dataclass(frozen=True)
-class Grid:
-    """Of the measurement over batches and lengths."""
-
-    failed: tuple[Failure, ...] = ()
-
-
-@dataclass(frozen=True)
 class Provenance(Json):
     """How an entry came to be."""
 
     date: str = ""
     why: str = ""
     tuned: bool | None = None
-    grid: Grid = Grid()
 
 
 @dataclass(frozen=True)

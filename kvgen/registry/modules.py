@@ -8,8 +8,7 @@ from pathlib import Path
 
 from kvgen.errors import ToolchainMissing
 from kvgen.lower.base import Source
-from kvgen.registry.dispatch import Launch
-from kvgen.registry.entry import Entry
+from kvgen.registry.entry import Entry, Launch
 from kvgen.toolchain import ArtifactCache
 from kvgen.toolchain.compilers import machine
 

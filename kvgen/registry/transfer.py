@@ -20,7 +20,6 @@ from kvgen.files import is_name, read_plain
 from kvgen.lower.base import Source
 from kvgen.plaindata import Json
 from kvgen.registry import archive
-from kvgen.registry.default import with_defaults
 from kvgen.registry.device import origin
 from kvgen.registry.entry import Damaged, Entry, OtherSchema
 from kvgen.registry.gzipped import Refused
@@ -117,7 +116,7 @@ def _origins(modules: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
 
 def _sources(entry: Entry) -> list[Source]:
     """Sources of an entry's launches and of the defaults beside them; of an untuned one, of every schedule of its space."""
-    found = [source for code in with_defaults(entry).codes.values() if (source := entry.source(code)) is not None]
+    found = [source for code in entry.codes.values() if (source := entry.source(code)) is not None]
     if not entry.timings:
         from kvgen.lower.backends import backends_for, refusal
 
@@ -177,8 +176,7 @@ def _entries(root: Path, index: archive.Index) -> tuple[list[Entry], tuple[str, 
         try:
             entry = read_entry(path)
         except OtherSchema as other:
-            again = " where it was exported, and export it again" if other.migratable else ""
-            foreign.append(f"entry {path.name}: {other}{again}")
+            foreign.append(f"entry {path.name}: {other}")
             continue
         except Damaged as damage:
             raise Refused(f"entry {path.name}: {damage}") from damage

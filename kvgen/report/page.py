@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,9 +14,8 @@ from kvgen.pages.course import WORST
 from kvgen.pages.numbers import factor, fraction
 from kvgen.pages.page import render as render_page
 from kvgen.registry.entry import Entry
-from kvgen.registry.facts import Failure, Provenance
+from kvgen.registry.facts import Failure
 from kvgen.report.charts import Chart, courses, rooflines, strip
-from kvgen.report.plane import LETTERS, Cell, cells, kinds, maps
 from kvgen.report.studies import StudyView, study_views
 from kvgen.toolchain import ArtifactCache
 
@@ -44,26 +42,6 @@ class Section:
         return geometric_mean(ratios) if ratios else None
 
     @cached_property
-    def cells(self) -> list[Cell]:
-        """The measured grid."""
-        return cells(self.entry)
-
-    @property
-    def regret(self) -> float | None:
-        """The worst of the grid."""
-        return max((cell.regret for cell in self.cells), default=None)
-
-    @property
-    def planes(self) -> list[tuple[str, list[Chart]]]:
-        """Heat maps by kind of traffic."""
-        return [(traffic, maps(same)) for traffic, same in kinds(self.cells)[0].items()]
-
-    @property
-    def apart(self) -> list[Cell]:
-        """Measured workloads that are in no map."""
-        return kinds(self.cells)[1]
-
-    @cached_property
     def rooflines(self) -> list[Chart]:
         """A chart per tuned workload."""
         return rooflines(self.entry, self.results)
@@ -79,41 +57,14 @@ class Section:
         return strip(self.fractions)
 
     @property
-    def portfolio(self) -> list[tuple[str, str, str, int]]:
-        """Launches of the dispatch table: (letter, back end, parameters, cells served)."""
-        data = self.entry.to_json()
-        table = data["dispatch"]
-        if not table or not table["cells"]:
-            return []
-        every = [*data["schedule"]["launches"], *table["launches"]]
-        served = [cell.launch for cell in self.cells]
-        return [
-            (
-                LETTERS[number],
-                every[index]["backend"],
-                ", ".join(f"{k}={v}" for k, v in every[index]["launch"].items()),
-                served.count(number),
-            )
-            for number, index in enumerate(table["members"])
-        ]
-
-    @property
-    def skipped(self) -> list[tuple[str, int]]:
-        """Why workloads of the grid were not measured: (reason, workloads)."""
-        table = self.entry.to_json()["dispatch"] or {}
-        return Counter(reason.rstrip(".") for reason in table.get("skipped", {}).values()).most_common()
-
-    @property
     def trials(self) -> int:
         """Candidates of its searches."""
         return sum(study.trials for study in self.studies)
 
     @property
     def failures(self) -> list[tuple[str, Failure]]:
-        """What failed in all searches and over the grid, each with the workload."""
-        grid = Provenance.from_json(self.entry.provenance).grid
-        searched = [(study.workload, failure) for study in self.studies for failure in study.failures]
-        return searched + [("the grid", failure) for failure in grid.failed]
+        """What failed in all searches, each with the workload."""
+        return [(study.workload, failure) for study in self.studies for failure in study.failures]
 
     @property
     def failed(self) -> int:
@@ -132,7 +83,6 @@ def _tiles(sections: Sequence[Section]) -> list[tuple[str, str]]:
     """The summary: (number, what it counts)."""
     fractions = [one for section in sections for one in section.fractions]
     gains = [section.gain for section in sections if section.gain is not None]
-    regrets = [section.regret for section in sections if section.regret is not None]
     trials, failed = sum(section.trials for section in sections), sum(section.failed for section in sections)
     workloads = sum(len(section.entry.timings) for section in sections)
     devices = {str(section.entry.device.get("name", "")) for section in sections}
@@ -142,7 +92,6 @@ def _tiles(sections: Sequence[Section]) -> list[tuple[str, str]]:
     found += [(f"{workloads}", _many("tuned workload", "tuned workloads", workloads))]
     found += [(fraction(median(fractions)), "median read fraction (1 is as fast as memory)")] if fractions else []
     found += [(factor(geometric_mean(gains)), "as fast as the default schedules, geometric mean")] if gains else []
-    found += [(factor(max(regrets)), "worst regret over the measured planes")] if regrets else []
     return found + ([(f"{trials}", f"candidates in the searches kept here, {failed} of them failed")] if trials else [])
 
 

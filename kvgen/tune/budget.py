@@ -13,8 +13,6 @@ RESERVE = 0.2
 """Least fraction of the seconds that is kept for the final."""
 MOST_RESERVE = 0.5
 """Largest fraction, however long the final takes."""
-PLANE = 0.4
-"""Fraction that is kept for measuring launches over the grid of the (batch, tokens) plane, if they are."""
 AGAIN = 0.25
 """Fraction of the final's time that is kept for more rounds at workloads whose winner is unclear."""
 
@@ -68,8 +66,6 @@ class Clock:
     budget: Budget
     now: Callable[[], float] = time.monotonic
     used: int = 0
-    plane: bool = False
-    """Whether launches will be measured over the grid."""
     final_seconds: float = 0.0
     """Seconds of the shortest final, as far as is known beforehand."""
     start: float = field(init=False)
@@ -99,16 +95,7 @@ class Clock:
         if seconds is None:
             return None
         reserve = max(RESERVE * seconds, min(self.final_seconds, MOST_RESERVE * seconds))
-        return max(0.0, seconds - reserve - self._plane_seconds - self.elapsed)
-
-    @property
-    def final_left(self) -> float | None:
-        """Seconds left for the final, after which the grid is measured; None without a bound."""
-        return None if self.left is None else max(0.0, self.left - self._plane_seconds)
-
-    @property
-    def _plane_seconds(self) -> float:
-        return PLANE * (self.budget.seconds or 0.0) if self.plane else 0.0
+        return max(0.0, seconds - reserve - self.elapsed)
 
     @property
     def search_over(self) -> bool:

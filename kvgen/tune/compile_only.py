@@ -83,8 +83,8 @@ def compile_space(
     store: Store | None = None,
     cache: ArtifactCache | None = None,
 ) -> CompileReport:
-    """Compile the spec's schedules without running them; the defaults and the plain schedule of the first back end are registered as an
-    untuned entry, unless a tuned one is there.
+    """Compile the spec's schedules without running them; the defaults of the first back end are registered as an untuned entry, unless a
+    tuned one is there.
 
     With `limit`, at most that many schedules per back end (but all of these), chosen so that every value of every parameter occurs
     (as far as they go). Modules stay in the cache, where a later tuning finds them. Raises ToolchainMissing without a compiler,
@@ -106,12 +106,12 @@ def compile_space(
     for c in found:
         every = list(c.space.schedules())
         feasible += len(every)
-        first = c.defaults.schedules()
+        first = c.defaults
         chosen = list(dict.fromkeys([*first, *every])) if limit is None else covering(c.space, every, first, limit)
         jobs += [(c, schedule, sources.of(schedule)) for schedule in chosen]
     failures: Counter[str] = Counter()
     built: dict[Schedule, tuple[Source, Artifact]] = {}
-    unmeasured = found[0].defaults.schedules()
+    unmeasured = found[0].defaults
     for index, result in build_many([source for _, _, source in jobs], workers, cache):
         c, schedule, source = jobs[index]
         outcome = _outcome(schedule, result)
@@ -119,7 +119,7 @@ def compile_space(
         if outcome.kind != "ok":
             failures[outcome.kind] += 1
         if c is found[0] and schedule in unmeasured:
-            built[schedule] = (source, _required(result, c, schedule))
+            built[schedule] = (source, _required(result, c))
             if len(built) == len(unmeasured):
                 registered = _register(make_untuned(spec, target, c, built), store)
         elapsed = time.monotonic() - began
@@ -130,13 +130,12 @@ def compile_space(
     return CompileReport(spec, target, tuple(outcomes), *registered, time.monotonic() - began, feasible, tuple(map(str, refusals)))
 
 
-def _required(result: Artifact | CompileError | CompilerCrash, c: Contender, schedule: Schedule) -> Artifact:
-    """The module of a default or plain schedule. Raises what kept it from being compiled."""
+def _required(result: Artifact | CompileError | CompilerCrash, c: Contender) -> Artifact:
+    """The module of a default. Raises what kept it from being compiled."""
     if isinstance(result, CompilerCrash):
         raise result
     if isinstance(result, CompileError):
-        which = "default" if schedule in (*c.defaults.workloads.values(), *c.defaults.grid.values()) else "plain"
-        raise CompileError(f"the {which} schedule of {c.backend.name} does not compile", str(result))
+        raise CompileError(f"a default schedule of {c.backend.name} does not compile", str(result))
     return result
 
 

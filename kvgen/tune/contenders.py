@@ -11,7 +11,6 @@ from kvgen.digest import digest
 from kvgen.errors import KvgenError, ToolchainMissing, UnsupportedError
 from kvgen.lower.backends import backends_for, missing_backends, refusal
 from kvgen.lower.base import Backend, Language
-from kvgen.lower.defaults import Defaults, defaults_of
 from kvgen.lower.schedule import Schedule, Value
 from kvgen.lower.sources import Sources
 from kvgen.lower.space import SearchSpace
@@ -33,7 +32,9 @@ class Contender:
 
     backend: Backend
     space: SearchSpace
-    defaults: Defaults
+    defaults: tuple[Schedule, ...]
+    at_workloads: Mapping[str, Schedule]
+    """The default at each workload of the spec, by workload key."""
 
 
 def contenders(
@@ -53,7 +54,8 @@ def contenders(
         else:
             space = backend.space(spec, target)
             space = space.without_hints() if all_schedules else space
-            found.append(Contender(backend, space, defaults_of(backend, spec, target)))
+            at_workloads = {work.key: backend.default(spec, target, work) for work in spec.workloads}
+            found.append(Contender(backend, space, backend.defaults(spec, target), at_workloads))
     if found:
         return found, refusals
     if not refusals:
@@ -84,7 +86,7 @@ def require(sources: Sources, found: Sequence[Contender], cache: ArtifactCache, 
             return str(error)
         return None
 
-    target, needed = sources.target, [sources.of(c.defaults.plain) for c in found]
+    target, needed = sources.target, [sources.of(c.defaults[0]) for c in found]
     languages = dict.fromkeys(
         source.language for source in needed if compile_only or cache.named(source.id, machine(source.target)) is None
     )
@@ -101,7 +103,7 @@ def study_name(sources: Sources, contender: Contender, workload: AnyWorkload, po
     Hints are not part of it: they only choose what is measured.
     """
     space = {key: value for key, value in contender.space.to_json().items() if key in ("parameters", "constraints", "facts")}
-    code = sources.of(contender.defaults.plain).id
+    code = sources.of(contender.defaults[0]).id
     return f"{sources.spec.format_id}-{sources.target}-{contender.backend.name}-{workload.key}-{digest([space, code, dict(policy)])}"
 
 
@@ -140,7 +142,7 @@ def open_search(
     for c in found:
         order |= {p.name: p.values for p in c.space.parameters}
         for layout in c.space.layouts():
-            every += search_queues(layout, {work: c.space.launches(layout, work) for work in spec.workloads}, c.defaults.workloads, seed)
+            every += search_queues(layout, {work: c.space.launches(layout, work) for work in spec.workloads}, c.at_workloads, seed)
     candidates = sum(len(queue.todo) for queue in every)
     if not candidates:
         raise KvgenError(

@@ -45,7 +45,7 @@ class Final:
             self.queue.wait_idle()
         self.tell("finalists", f"{len(candidates)} finalists are timed side by side")
         entrants = self._compiled(candidates)
-        left = self.clock.final_left
+        left = self.clock.left
         records = self._again(self.runner.final(entrants, None if left is None else left * (1 - AGAIN)), dict(entrants))
         accuracy = {record.candidate.key: record.accuracy for record in known}
         return [replace(record, accuracy=accuracy[record.candidate.key]) for record in records]
@@ -65,7 +65,7 @@ class Final:
         """The final's records, with more rounds for all finalists of workloads whose winner is unclear, if time is left."""
         works = {w.key for w in unclear(records, self.workloads, self.defaults, self.present, self.runner.compare)}
         candidates = [record.candidate for record in records if record.ok and record.candidate.workload.key in works]
-        left = self.clock.final_left
+        left = self.clock.left
         if not candidates or (left is not None and left < self.runner.shortest_final(len(candidates))):
             return list(records)
         self.tell("finalists", f"{len(candidates)} finalists are timed again")

@@ -30,13 +30,6 @@ from kvgen.tune.decide import Kind
 CPU_SEARCH = TimingPolicy(seconds=0.2)
 CUDA_SEARCH = TimingPolicy(seconds=0.05, warmup_seconds=0.02)
 FINAL = TimingPolicy(seconds=0.05, warmup_seconds=0.01, samples=15, read=True)
-CELL_CUDA = TimingPolicy(seconds=0.01, warmup_seconds=0.004, samples=5, read=True)
-CELL_CPU = TimingPolicy(seconds=0.05, warmup_seconds=0.01, samples=15, read=True)
-"""Of one round of one launch at a workload of the grid: some 30 ms on a GPU."""
-NEAR = 1.2
-"""A launch that is slower than the fastest by more than this factor in a cell's first round takes no part in its further rounds: its
-time need not be exact to see that it does not serve the cell well.
-"""
 ROUNDS = 15
 """Rounds of the final, where there is time."""
 CLEAR = 0.01
@@ -136,25 +129,6 @@ class IsolatedRunner:
         jobs = [self._job(candidate, artifact, FINAL, None) for candidate, artifact in entrants]
         with self._locked(0):
             outcomes = interleave(jobs, ROUNDS, self._timeout_s, self._workers[0], seconds=seconds)
-        return [_record(candidate, artifact, outcome) for (candidate, artifact), outcome in zip(entrants, outcomes, strict=True)]
-
-    def measure_cell(self, entrants: Sequence[tuple[Candidate, Artifact]], rounds: int, device: int) -> list[Record]:
-        """See `Runner`."""
-        with self._locked(device):
-            records = self._timed(entrants, 1, device)
-            limit = NEAR * min((record.cost for record in records), default=0.0)
-            near = [place for place, record in enumerate(records) if record.ok and record.cost <= limit]
-            if rounds > 1 and near:
-                more = self._timed([entrants[place] for place in near], rounds - 1, device)
-                for place, record in zip(near, more, strict=True):
-                    records[place] = records[place].joined(record)
-        return records
-
-    def _timed(self, entrants: Sequence[tuple[Candidate, Artifact]], rounds: int, device: int) -> list[Record]:
-        """Rounds at a workload of the grid, by a process that holds the device's lock."""
-        policy = CELL_CPU if self._target == "cpu" else CELL_CUDA
-        jobs = [self._job(candidate, artifact, policy, None) for candidate, artifact in entrants]
-        outcomes = interleave(jobs, rounds, self._timeout_s, self._workers[device])
         return [_record(candidate, artifact, outcome) for (candidate, artifact), outcome in zip(entrants, outcomes, strict=True)]
 
     def verify(self, candidate: Candidate, artifact: Artifact) -> Record:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-Phase = Literal["waiting", "compiling", "measuring", "finalists", "grid", "done"]
+Phase = Literal["waiting", "compiling", "measuring", "finalists", "done"]
 
 
 @dataclass(frozen=True)

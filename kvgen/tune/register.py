@@ -22,7 +22,9 @@ from kvgen.tune.candidate import Record
 from kvgen.tune.compile_queue import CompileQueue
 from kvgen.tune.contenders import Contender
 from kvgen.tune.decide import Decision
-from kvgen.tune.plane import Table
+
+MOST_LAUNCHES = 4
+"""Of an entry, unless more workloads have winners of their own."""
 
 
 def make_entry(
@@ -32,10 +34,10 @@ def make_entry(
     records: Sequence[Record],
     defaults: Mapping[str, Schedule],
     facts: Mapping[str, Any],
-    table: Table | None = None,
+    first: Contender,
 ) -> Entry:
     """The entry of a tuned winner; `records` are the basis of the decision, `defaults` are by workload key, `facts` become part of its
-    provenance, `table` is what was measured over the grid.
+    provenance. The defaults of the `first` back end that divide calls otherwise than the winners are its further launches.
     """
     spec, target = sources.spec, sources.target
     launches: list[tuple[AnyWorkload, Schedule, Source, Artifact | None]] = []
@@ -48,12 +50,12 @@ def make_entry(
         timings.append(Timing(work, record.cost, record.samples, record.read_us, default_us, record.watts, record.clock_mhz))
         accuracy[work.key] = dict(record.accuracy)
     compiler = launches[0][3].resources.compiler if launches[0][3] else ""
+    more = further(spec, target, [record.candidate.schedule for record in decision.launches.values()], first)
     return Entry.of(
         spec,
         target,
         launches,
-        [(home, schedule, sources.of(schedule), compile_queue.artifact(schedule)) for home, schedule in (table.more if table else ())],
-        table.dispatch if table else None,
+        [(spec.workloads[0], schedule, sources.of(schedule), compile_queue.artifact(schedule)) for schedule in more],
         device=dict(here(target)),
         toolchain=toolchain(compiler),
         provenance={**provenance(), **facts, "tuned": True, "why": decision.why},
@@ -64,15 +66,29 @@ def make_entry(
     )
 
 
+def further(spec: AnySpec, target: Target, winners: Sequence[Schedule], first: Contender) -> list[Schedule]:
+    """The defaults of a back end over the winners' layout that run another number of CTAs at once than any winner of that back end, as
+    many as make MOST_LAUNCHES in all.
+    """
+
+    def shape(schedule: Schedule) -> tuple[int, int] | None:
+        tiling = first.backend.tiling(spec, schedule, target)
+        return None if tiling is None else (tiling.resident, tiling.ctas_per_sm)
+
+    taken = {shape(schedule) for schedule in winners if schedule.backend == first.backend.name}
+    others = [one for one in first.defaults if one.layout == winners[0].layout and shape(one) not in taken]
+    return others[: max(0, MOST_LAUNCHES - len(set(winners)))]
+
+
 def make_untuned(spec: AnySpec, target: Target, c: Contender, built: Mapping[Schedule, tuple[Source, Artifact]]) -> Entry:
     """The untuned entry of a back end's defaults and its plain schedule, which were compiled and never run."""
     return untuned_entry(
         spec,
         target,
-        c.defaults,
+        c.backend,
         built,
         device=dict(here(target)),
-        toolchain=toolchain(built[c.defaults.plain][1].resources.compiler),
+        toolchain=toolchain(built[c.defaults[0]][1].resources.compiler),
         provenance={**provenance(), "tuned": False, "why": "compiled only: never run, never measured"},
         quality={"outputs": format_quality(spec)} if isinstance(spec, KernelSpec) else None,  # accuracy has the errors of a matrix
     )

@@ -38,12 +38,6 @@ class Runner(Protocol):
         """
         ...
 
-    def measure_cell(self, entrants: Sequence[tuple[Candidate, Artifact]], rounds: int, device: int) -> list[Record]:
-        """Time candidates at one workload of the grid, interleaved in short rounds, with the read roofline: one round of all, and
-        the others of `rounds` of those that came near the fastest. None is verified.
-        """
-        ...
-
     def verify(self, candidate: Candidate, artifact: Artifact) -> Record:
         """Verify a candidate at its workload, without timing it: `Record.right` says whether it is. Checks that do not depend on a workload
         run only if the artifact has not passed them.

@@ -18,14 +18,11 @@ from kvgen.lower.schedule import Schedule
 from kvgen.lower.sources import Sources
 from kvgen.plaindata import Facts
 from kvgen.registry import stores, user_store
-from kvgen.registry.default import with_defaults
 from kvgen.registry.device import here
 from kvgen.registry.entry import Entry, entry_key
 from kvgen.registry.store import Store
-from kvgen.spec import AnySpec, KernelSpec
-from kvgen.spec.grid import Grid, grid_of, reached
+from kvgen.spec import AnySpec
 from kvgen.spec.target import resolve
-from kvgen.spec.traffic import parse
 from kvgen.toolchain import ArtifactCache
 from kvgen.tune.budget import Budget, Clock
 from kvgen.tune.candidate import Candidate, Record
@@ -34,25 +31,18 @@ from kvgen.tune.contenders import Contender, contenders, open_search, open_trial
 from kvgen.tune.decide import Decision, decide, most_finalists
 from kvgen.tune.final import Final
 from kvgen.tune.measuring import MeasuringLoop
-from kvgen.tune.plane import Plane, Table
-from kvgen.tune.present import present_launches, present_table
+from kvgen.tune.present import present_launches
 from kvgen.tune.progress import Best, Phase, Progress, Watch
 from kvgen.tune.register import make_entry, with_known
 from kvgen.tune.result import TuningResult
 from kvgen.tune.runner import Runner
 from kvgen.tune.search import Search
-from kvgen.tune.times import LATE
 from kvgen.tune.warm_start import warm_starts
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
 
     from kvgen.tune.trial_store import TrialStore
-
-ENOUGH = 0.5
-"""Part of the grid that a dispatch table must serve: all other calls would take the plain schedule, which may not be measured for them
-either.
-"""
 
 
 def tune(
@@ -70,18 +60,14 @@ def tune(
     runner: Runner | None = None,
     fresh: bool = False,
     all_schedules: bool = False,
-    plane: bool | None = None,
-    grid: Grid | None = None,
 ) -> TuningResult:
     """Search the spaces of the back ends that support the spec, and register the winner in `store` (the user's).
 
     One layout for the spec, one launch per workload, of any back end. Interrupting the run registers the best so far. Only one
     process at a time tunes a key; another that waited takes over its entry. `storage` is a database URL that several hosts share;
     without it studies are journals in the cache. `devices` are GPU indices, one worker each. `fresh`: registered entries neither start
-    the search nor have to be beaten; finished measurements still count, and the present entry's accuracy of a model and, where the same
-    launches win, its dispatch table are carried over. `all_schedules` also searches what the spaces' hints exclude. `plane`: whether
-    launches are measured over `grid` (the target's by default) for the entry's dispatch table; None: unless the budget bounds
-    measurements alone.
+    the search nor have to be beaten; finished measurements still count, and the present entry's accuracy of a model is carried over.
+    `all_schedules` also searches what the spaces' hints exclude.
 
     Raises UnsupportedError, ToolchainMissing, MeasureError where no schedule is right at every workload, KeyboardInterrupt where the run
     is interrupted before one is known to be, or HostError where the disk fails: before anything is compiled if the registry or the cache
@@ -95,14 +81,8 @@ def tune(
     sources = Sources(spec, target, {c.backend.name: c.backend for c in found})
     require(sources, found, cache, compile_only=False)
     began = datetime.now(timezone.utc).isoformat(timespec="microseconds")
-    budget = budget or Budget()
-    if plane is None:
-        plane = not budget.only_trials
-    if plane and not isinstance(spec, KernelSpec):
-        plane = False  # a kernel of a matrix is called at the shapes it was tuned for
     run = _Run(
-        sources, found, Clock(budget, plane=plane), cache, watch, store, [str(refusal) for refusal in refusals],
-        fresh=fresh, grid=(grid or grid_of(target)) if plane else None,
+        sources, found, Clock(budget or Budget()), cache, watch, store, [str(refusal) for refusal in refusals], fresh=fresh
     )  # fmt: skip
     with _locked(cache, run.key, run) as waited:
         if waited:
@@ -160,18 +140,15 @@ class _Run:
         refusals: list[str],
         *,
         fresh: bool,
-        grid: Grid | None,
     ) -> None:
         self.sources, self.spec, self.target = sources, sources.spec, sources.target
         self.found, self.clock, self.cache, self.watch, self.store = found, clock, cache, watch, store
-        self.refusals, self.fresh, self.grid = refusals, fresh, grid
-        self.defaults = found[0].defaults.workloads
+        self.refusals, self.fresh = refusals, fresh
+        self.defaults = found[0].at_workloads
         self.trial_stores: Mapping[tuple[str, str], TrialStore] = {}
         self.shared = False
         """Other hosts work on the same studies."""
         self.failures: Counter[str] = Counter()
-        self.without_table: str | None = None
-        """Why the grid could not be measured to its end."""
         self.notes: list[str] = []
         """What the run left out besides."""
         self.known = 0
@@ -238,7 +215,7 @@ class _Run:
         *,
         interrupted: bool,
     ) -> TuningResult:
-        """The final, the decision, the grid and the entry. Raises KeyboardInterrupt if Ctrl-C came before any was right."""
+        """The final, the decision and the entry. Raises KeyboardInterrupt if Ctrl-C came before any was right."""
         last: list[Record] = []
         final = Final(self.spec.workloads, self.defaults, present, runner, compile_queue, self.clock, self.tell)
         if not interrupted:
@@ -253,15 +230,7 @@ class _Run:
         decision = decision or decide(judged, self.spec.workloads, self.defaults, present, runner.compare)
         if decision is None:
             raise KeyboardInterrupt if interrupted else self._nothing_right()
-        table = None
-        if self.grid is not None and not interrupted:
-            try:
-                table = self._plane(self.grid, decision, [*self.records(), *last], runner, compile_queue)
-            except KeyboardInterrupt:  # what the final decided stands, without a table
-                interrupted = True
-            except KvgenError as error:  # no worker could be started, for example
-                self.without_table = str(error)
-        return self._register(decision, compile_queue, judged, last, runner, seed, table, interrupted=interrupted)
+        return self._register(decision, compile_queue, judged, last, runner, seed, interrupted=interrupted)
 
     def records(self) -> list[Record]:
         """The records of all finished candidates."""
@@ -275,7 +244,7 @@ class _Run:
 
     def _keep(self, present: Mapping[str, Schedule]) -> list[Candidate]:
         """The defaults of every back end and the present winner at every workload: measured first, and always finalists."""
-        candidates = [Candidate(c.defaults.workloads[work.key], work) for c in self.found for work in self.spec.workloads]
+        candidates = [Candidate(c.at_workloads[work.key], work) for c in self.found for work in self.spec.workloads]
         candidates += [Candidate(present[work.key], work) for work in self.spec.workloads if work.key in present]
         return list(dict.fromkeys(candidates))
 
@@ -290,21 +259,6 @@ class _Run:
         return list(dict.fromkeys([*keep, *more]))
 
     # --- after the search ----------------------------------------------------------------------------------------------
-
-    def _plane(
-        self, grid: Grid, decision: Decision, records: Sequence[Record], runner: Runner, compile_queue: CompileQueue
-    ) -> Table | None:
-        """Measure launches over the grid, for the dispatch table; None where there is none, or one that would serve few calls."""
-        assert isinstance(self.spec, KernelSpec)
-        stage = Plane(self.spec, self.target, self.found, grid, runner, compile_queue, lambda note: self.tell("grid", note))
-        table = stage.measure(decision, records, self.clock.left, untried=not self.clock.budget.only_trials)
-        if table is not None:
-            measured = [cell.work for cell in table.dispatch.cells]
-            missing = [parse(key) for key, reason in table.dispatch.skipped.items() if reason == LATE]
-            if reached(measured, missing) < ENOUGH:
-                self.without_table = f"its time was up after {len(measured)} of {len(measured) + len(missing)} workloads"
-                return None
-        return table
 
     def _nothing_right(self) -> MeasureError:
         """The error of a run without a decision: what failed, and how."""
@@ -327,69 +281,30 @@ class _Run:
         last: Sequence[Record],
         runner: Runner,
         seed: int,
-        table: Table | None,
         *,
         interrupted: bool,
     ) -> TuningResult:
         facts = {"seed": seed, "trials": self.clock.used, "seconds": round(self.clock.elapsed, 1), "policy": dict(runner.policy)}
         facts |= {"points": len(self.records()), "failed": sum(1 for record in self.records() if not record.ok)}
-        present = [one.entry for store in self._stores() for one in store.find(self.spec)]
-        before = [entry for entry in present if entry is not None and entry.key == self.key]
-        measured = table
-        if table is None:
-            table = next((kept for entry in before if (kept := present_table(entry, decision, self.sources)) is not None), None)
-        if table is not None:
-            decision = table.decision
-            facts |= {"grid": dict(table.facts)}
-        entry = make_entry(self.sources, decision, compile_queue, judged, self.defaults, facts, table)
+        entry = make_entry(self.sources, decision, compile_queue, judged, self.defaults, facts, self.found[0])
         if entry.key != self.key:
             raise KvgenError(f"the entry's key is {entry.key}, and the run's {self.key}")
-        lost = table is None and any(one.dispatch is not None and one.dispatch.cells for one in before)
         entry = replace(entry, quality=with_known(entry.quality, self._known_quality()))
         path = self.store.put(entry)
-        if not interrupted:
-            self._compile_defaults(entry, compile_queue)
         for one in self.store.find(self.spec):
             if one.entry is not None and self._replaces(one.entry):
                 self.store.remove(one)
-        measured_last = (*last, *(table.failures if table else ()))
-        notes = (*self.notes, *self._notes(measured, kept=table, lost=lost, interrupted=interrupted))
         self.tell("done", decision.why)
         return TuningResult(
-            self.spec, self.target, entry, path, decision.why, tuple(self.records()), measured_last, self.clock.used, self.known,
-            self.clock.elapsed, interrupted, refusals=tuple(self.refusals), notes=notes,
+            self.spec, self.target, entry, path, decision.why, tuple(self.records()), tuple(last), self.clock.used, self.known,
+            self.clock.elapsed, interrupted, refusals=tuple(self.refusals), notes=tuple(self.notes),
             studies={f"{backend} {key}": trial_store.study.study_name for (backend, key), trial_store in self.trial_stores.items()},
         )  # fmt: skip
-
-    def _compile_defaults(self, entry: Entry, compile_queue: CompileQueue) -> None:
-        """Compile the defaults that `get_kernel` takes beside an entry without a dispatch table, so that it compiles nothing itself."""
-        further = (launch for launch in with_defaults(entry).every_launch if launch.file not in entry.codes)
-        defaults = [launch for launch in further if launch.backend in self.sources.backends]
-        if defaults:
-            self.tell("compiling", f"{len(defaults)} defaults for calls far from the workloads")
-            compile_queue.done([entry.schedule(launch) for launch in defaults], None)
 
     def _replaces(self, other: Entry) -> bool:
         """Whether the run's entry takes the place of an untuned one of another key: where there was no such device, its name is empty."""
         same = other.arch == self.target and {one.workload.key for one in other.launches} == {work.key for work in self.spec.workloads}
         return same and not other.timings and other.device.get("name") in (None, "", here(self.target)["name"])
-
-    def _notes(self, measured: Table | None, *, kept: Table | None, lost: bool, interrupted: bool) -> tuple[str, ...]:
-        """That no dispatch table was `measured` although one was wanted, and what became of that of the present entry (the user's, a
-        site's or a packaged one): `kept`, or `lost`. Without one, calls far from the workloads take the back end's defaults.
-        """
-        notes = []
-        if measured is not None:
-            return ()
-        if self.grid is not None:
-            late = "nothing could be measured over it" if self.clock.left != 0 else "the time was used up before"
-            reason = "the build was interrupted" if interrupted else self.without_table or late
-            notes.append(f"no new dispatch table: the grid was not measured, because {reason} (another build measures it from its start)")
-        if kept is not None:
-            notes.append("the dispatch table of the present entry stays, since the same launches won")
-        if lost:
-            notes.append("the present entry has a dispatch table, and the new one has none: a build that measures the grid makes another")
-        return tuple(notes)
 
     # --- progress ----------------------------------------------------------------------------------------------------
 

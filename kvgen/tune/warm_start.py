@@ -45,9 +45,6 @@ def _nearest(spec: AnySpec, work: AnyWorkload, contender: Contender, entries: Se
 
 def _launches(entries: Sequence[Entry], contender: Contender) -> Iterator[tuple[Entry, AnyWorkload, Schedule]]:
     for entry in entries:
-        served = {cell.launch for cell in entry.dispatch.cells} if entry.dispatch else set()
-        for index, launch in enumerate(entry.every_launch):
-            if index >= len(entry.launches) and index not in served:
-                continue  # the plain schedule, which is measured anyway
+        for launch in entry.launches:
             if launch.backend == contender.backend.name:
-                yield entry, launch.workload, Schedule(launch.backend, contender.defaults.plain.layout, launch.params)
+                yield entry, launch.workload, Schedule(launch.backend, contender.defaults[0].layout, launch.params)

@@ -13,7 +13,6 @@ from kvgen.integrations import torch_ops
 from kvgen.lower.backends import backends_for
 from kvgen.reference.tolerance import relative_l2, tolerance
 from kvgen.registry.device import here
-from kvgen.registry.dispatch import Cell, DispatchTable
 from kvgen.registry.entry import Entry
 from kvgen.registry.store import Store
 from kvgen.spec import KernelSpec, load_spec
@@ -80,9 +79,8 @@ def test_a_registered_entry_is_found_without_compiling(registry, spec, monkeypat
     schedule = backend.default(spec, target)
     source = backend.lower(spec, schedule, target)
     work = spec.workloads[0]
-    table = DispatchTable((), 0, (0,), (Cell(work.key, 0, (10.0,), 10.0),))  # without one it would need defaults, which are not compiled
     launches = [(work, schedule, source, build(source))]
-    entry = Entry.of(spec, target, launches, dispatch=table, device=here(target), timings=(Timing(work, 10.0),))
+    entry = Entry.of(spec, target, launches, device=here(target), timings=(Timing(work, 10.0),))
     registry.put(entry)
     monkeypatch.setattr("kvgen.toolchain.compile.run_compiler", None)
     kernel = kvgen.get_kernel(spec)

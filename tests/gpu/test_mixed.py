@@ -14,11 +14,11 @@ from kvgen.api import forget
 from kvgen.lower.backends import get_backend
 from kvgen.reference.tolerance import relative_l2, tolerance
 from kvgen.registry.device import here
-from kvgen.registry.dispatch import Cell, DispatchTable
 from kvgen.registry.entry import Entry
 from kvgen.registry.store import Store
 from kvgen.runtime.kvcache import KVCache
 from kvgen.spec import KernelSpec, Workload, load_spec
+from kvgen.spec.dispatch import ALIKE
 from kvgen.spec.target import resolve
 from kvgen.spec.timing import Timing
 from kvgen.toolchain import build
@@ -61,11 +61,8 @@ def kernel(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
         launches.append((work, schedule, source, build(source)))
     assert len(layouts) == 1
     timings = tuple(Timing(work, 10.0) for work in spec.workloads)  # without times, tuned entries that ship would come first
-    # Without a table there would be defaults as well.
-    short = [Cell(f"{BATCH}x{tokens}", 0, (10.0, 15.0), 10.0) for tokens in (256, 1024)]
-    long = [Cell(f"{BATCH}x{tokens}", 1, (15.0, 10.0), 10.0) for tokens in (2048, 8192)]
-    table = DispatchTable((), 0, (0, 1), (*short, *long))
-    Store(tmp_path / "REGISTRY").put(Entry.of(spec, target, launches, dispatch=table, device=here(target), timings=timings))
+    monkeypatch.setattr("kvgen.registry.entry.Entry._tilings", lambda entry: [ALIKE] * len(entry.every_launch))  # the nearest one serves
+    Store(tmp_path / "REGISTRY").put(Entry.of(spec, target, launches, device=here(target), timings=timings))
     forget()
     yield kvgen.get_kernel(spec)
     forget()

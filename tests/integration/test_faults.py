@@ -37,7 +37,6 @@ def run(root: Path) -> TuningResult:
         store=Store(root / "registry"),
         cache=cache,
         runner=isolated_runner,
-        plane=False,
     )
 
 

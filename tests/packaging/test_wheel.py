@@ -14,7 +14,6 @@ import pytest
 
 from kvgen.extras import EXTRAS
 from kvgen.lower.backends import get_backend
-from kvgen.lower.defaults import Defaults
 from kvgen.registry import Store
 from kvgen.spec import presets
 from kvgen.toolchain import Artifact, Resources
@@ -175,8 +174,7 @@ def test_cuda_lowers_and_every_registered_source_is_usable_without_tilelang(run,
     default = backend.default(spec, "sm90")
     source = backend.lower(spec, default, "sm90")
     compiled = Artifact("compiled-elsewhere", tmp_path / "module.so", Resources("nvcc", 0.0))
-    defaults = Defaults({work.key: default for work in spec.workloads}, {}, default, {default: None})
-    contender = Contender(backend, backend.space(spec, "sm90"), defaults)
+    contender = Contender(backend, backend.space(spec, "sm90"), (default,), {work.key: default for work in spec.workloads})
     Store(tmp_path / "REGISTRY").put(make_untuned(spec, "sm90", contender, {default: (source, compiled)}))
     lowered, launches, usable = json.loads(run(LOWER))
     assert min(lowered.values()) > 1000

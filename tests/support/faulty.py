@@ -7,6 +7,7 @@ from kvgen.lower.base import Source
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.lower.space import Parameter, SearchSpace
 from kvgen.spec import AnyWorkload, KernelSpec
+from kvgen.spec.dispatch import Tiling
 from tests.support.naive import BLOCK, naive_source
 
 FAULTY = ("crash", "hang", "eat", "leak", "wrong")
@@ -40,11 +41,11 @@ class FaultyBackend:
     def default(self, spec: KernelSpec, target: Target, work: AnyWorkload | None = None) -> Schedule:
         return Schedule(self.name, Params(block=BLOCK, order="simd"), Params(fault="none"))
 
-    def plain(self, spec: KernelSpec, target: Target) -> Schedule:
-        return self.default(spec, target)
+    def defaults(self, spec: KernelSpec, target: Target) -> tuple[Schedule, ...]:
+        return (self.default(spec, target),)
 
-    def waves(self, spec: KernelSpec, schedule: Schedule, target: Target) -> None:
-        return None
+    def tiling(self, spec: KernelSpec, schedule: Schedule, target: Target) -> Tiling:
+        return Tiling(1, 1, 1, 64, 1024, 1.0)
 
     def lower(self, spec: KernelSpec, schedule: Schedule, target: Target) -> Source:
         fault = schedule.launch.text("fault")

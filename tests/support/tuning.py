@@ -12,6 +12,7 @@ from kvgen.lower.expression import Expression
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.lower.space import Constraint, Parameter, SearchSpace
 from kvgen.spec import AnyWorkload, KernelSpec, load_spec
+from kvgen.spec.dispatch import Tiling
 from kvgen.toolchain import Artifact
 from kvgen.tune.candidate import Candidate, Record
 from kvgen.tune.decide import Kind
@@ -61,11 +62,11 @@ class FakeBackend:
     def default(self, spec: KernelSpec, target: Target, work: AnyWorkload | None = None) -> Schedule:
         return Schedule(self.name, Params(block=64, order="simd"), Params(threads=2))
 
-    def plain(self, spec: KernelSpec, target: Target) -> Schedule:
-        return self.default(spec, target)
+    def defaults(self, spec: KernelSpec, target: Target) -> tuple[Schedule, ...]:
+        return (self.default(spec, target),)
 
-    def waves(self, spec: KernelSpec, schedule: Schedule, target: Target) -> None:
-        return None
+    def tiling(self, spec: KernelSpec, schedule: Schedule, target: Target) -> Tiling:
+        return Tiling(1, schedule.launch.integer("threads"), 1, 64, 1024, 1.0)
 
     def lower(self, spec: KernelSpec, schedule: Schedule, target: Target) -> Source:
         text = (
@@ -76,11 +77,11 @@ class FakeBackend:
         return Source(text, "c++", "cpu")
 
 
-class PlainBackend(FakeBackend):
-    """One whose plain schedule is another than its default."""
+class SeveralDefaults(FakeBackend):
+    """One with three defaults."""
 
-    def plain(self, spec: KernelSpec, target: Target) -> Schedule:
-        return Schedule(self.name, self.default(spec, target).layout, Params(threads=4))
+    def defaults(self, spec: KernelSpec, target: Target) -> tuple[Schedule, ...]:
+        return tuple(Schedule(self.name, self.default(spec, target).layout, Params(threads=threads)) for threads in (2, 1, 8))
 
 
 def fake_cost(candidate: Candidate) -> float:
@@ -104,8 +105,6 @@ class FakeRunner:
     policy: dict[str, Any] = field(default_factory=lambda: {"runner": "fake"})
     measured: list[Candidate] = field(default_factory=list)
     finals: list[list[Candidate]] = field(default_factory=list)
-    cells: list[str] = field(default_factory=list)
-    """Workloads of the grid, in the order in which they were measured."""
     verified: list[Candidate] = field(default_factory=list)
     closed: bool = False
 
@@ -129,10 +128,6 @@ class FakeRunner:
     def final(self, entrants: Sequence[tuple[Candidate, Artifact]], seconds: float | None) -> list[Record]:
         self.finals.append([candidate for candidate, _ in entrants])
         return [self.measure(candidate, artifact, 0) for candidate, artifact in entrants]
-
-    def measure_cell(self, entrants: Sequence[tuple[Candidate, Artifact]], rounds: int, device: int) -> list[Record]:
-        self.cells.append(entrants[0][0].workload.key)
-        return [self._record(candidate, artifact) for candidate, artifact in entrants]
 
     def verify(self, candidate: Candidate, artifact: Artifact) -> Record:
         self.verified.append(candidate)

@@ -10,7 +10,7 @@ from typing import Any
 from kvgen import __version__
 from kvgen.arch import device_type
 from kvgen.integrations.hf_kernels.libraries import Build
-from kvgen.spec import KernelSpec, Workload
+from kvgen.spec import KernelSpec
 
 FILE = "_kernel.json"
 SYMBOL_VERSION = re.compile(rb"GLIBC(XX)?_(\d+(?:\.\d+)+)")
@@ -59,17 +59,9 @@ def _build(build: Build) -> dict[str, Any]:
 
 
 def _dispatch(build: Build) -> dict[str, Any]:
-    """What `kvgen.spec.dispatch` takes: what was measured at workloads, and the launch for calls far from them."""
-    entry = build.entry
-    default = entry.dispatch.default if entry.dispatch else None
-    measured = [{"workload": _facts_of(one.workload), "launch": one.launch, "losses": one.losses} for one in entry.measured()]
-    waves = [{"launch": index, "waves": asdict(one)} for index, one in entry.dispatch.filling.items()] if entry.dispatch else []
-    return {"measured": measured, "default": default, "sustained": entry.sustained(), "waves": waves}
-
-
-def _facts_of(workload: Workload) -> dict[str, Any]:
-    """What the distance of a workload from a call depends on."""
-    return {name: getattr(workload, name) for name in ("batch", "kv_len", "q_len", "shortest", "load")}
+    """What `kvgen.spec.dispatch` takes."""
+    look_up = build.entry.look_up()
+    return {"launches": [asdict(tiling) for tiling in look_up.launches], "tuned": [[*call, index] for call, index in look_up.tuned.items()]}
 
 
 def _tuned(build: Build) -> dict[str, Any]:

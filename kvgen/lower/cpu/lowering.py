@@ -16,9 +16,12 @@ from kvgen.reference.layout import BOOST_CHANNELS
 from kvgen.reference.sizes import block_multiple, usual_block
 from kvgen.reference.window import window_places
 from kvgen.spec import AnyWorkload, KernelSpec, KeySpec, QuantSpec
+from kvgen.spec.dispatch import Tiling
 
 TEMPLATE = "cpu/module.cpp.jinja"
 ELEMENTS = {"float16": "kvgen::Half", "bfloat16": "kvgen::Bfloat", "float32": "float"}
+READ_BYTES_PER_US = 10_000
+"""Nominal rate of a CPU's memory: only ratios of modelled times count."""
 MOST_TOKENS = 2048
 """Of a block."""
 WORKERS = 256
@@ -77,9 +80,9 @@ class CpuBackend:
         launch = Params(dot="fp32", rows=rows, key_tiles=key_tiles, value_tiles=value_tiles, chunk=128, split_tokens=4096, prefetch=8)
         return Schedule(self.name, Params(block=usual_block(spec), order="simd"), launch)
 
-    def plain(self, spec: KernelSpec, target: Target) -> Schedule:
+    def defaults(self, spec: KernelSpec, target: Target) -> tuple[Schedule, ...]:
         """The default."""
-        return self.default(spec, target)
+        return (self.default(spec, target),)
 
     def lower(self, spec: KernelSpec, schedule: Schedule, target: Target) -> Source:
         """C++ of the variant. Raises UnsupportedError."""
@@ -93,8 +96,14 @@ class CpuBackend:
         include = (templates() / "cpu" / "include", templates() / "common" / "include")
         return Source(text, "c++", target, include, flags.CPU, reached_headers(text, include), FUNCTIONS)
 
-    def waves(self, spec: KernelSpec, schedule: Schedule, target: Target) -> None:
-        """None: threads take splits one after the other."""
+    def tiling(self, spec: KernelSpec, schedule: Schedule, target: Target) -> Tiling:
+        """Threads take splits one after the other: the time follows the tokens of all heads, whatever the schedule."""
+        del target
+        layout, window = layout_of(spec, schedule.layout), spec.attention.window
+        return Tiling(
+            heads=spec.attention.kv_heads, resident=1, ctas_per_sm=1, step_tokens=layout.tokens, tile_bytes=layout.block_bytes,
+            tile_us=layout.block_bytes / READ_BYTES_PER_US, most_waves=1, visible=window, most_splits=1,
+        )  # fmt: skip
 
     def _refuse(self, spec: KernelSpec, target: Target) -> None:
         reason = self.unsupported(spec, target)

@@ -8,12 +8,12 @@ from functools import cache, lru_cache
 from kvgen.arch import GPUS, KB, Target
 from kvgen.errors import UnsupportedError
 from kvgen.lower.base import Source
-from kvgen.lower.cuda.default import coarse_values, plain_launches, workload_launches
+from kvgen.lower.cuda.default import coarse_values, further_launches, plain_launches
 from kvgen.lower.cuda.render import source
 from kvgen.lower.cuda.rows import rows_of_cta, runs
 from kvgen.lower.cuda.shared import SharedMemory, cluster_size, shared_memory
 from kvgen.lower.cuda.support import REFUSALS
-from kvgen.lower.gpu_facts import gpu_facts, preferred_block, waves_of
+from kvgen.lower.gpu_facts import gpu_facts, preferred_block, tiling_of
 from kvgen.lower.pack_memory import too_many_scales
 from kvgen.lower.plain import plain_schedule
 from kvgen.lower.refusals import first_refusal, wrong_target
@@ -21,11 +21,12 @@ from kvgen.lower.schedule import Params, Schedule, layout_of
 from kvgen.lower.space import Fact, SearchSpace
 from kvgen.reference.layout import packed_layout
 from kvgen.spec import AnyWorkload, KernelSpec, Workload
-from kvgen.spec.waves import Waves
+from kvgen.spec.dispatch import Tiling
+from kvgen.spec.distance import mean_length
 
 NAME = "cuda"
 REMEMBERED = 16
-"""Specs whose search space and plain schedule are kept, since an untuned kernel asks for the defaults of some 200 workloads."""
+"""Specs whose search space and defaults are kept, since the default of every workload asks for them."""
 MOST_RING = 168 * KB
 """Rings of a multiprocessor that a search tries, at most: more gained nothing on an H200."""
 
@@ -51,16 +52,21 @@ class CudaBackend:
         return _space(spec, target)
 
     def default(self, spec: KernelSpec, target: Target, work: AnyWorkload | None = None) -> Schedule:
-        """What measurements suggest for a workload, else the plain schedule, always over the plain one's layout."""
-        plain, space = self.plain(spec, target), self.space(spec, target)
-        asked = work if isinstance(work, Workload) else spec.workloads[0]
-        schedules = (Schedule(NAME, plain.layout, launch) for launch in workload_launches(spec, asked, target))
-        return next((schedule for schedule in schedules if not space.doubts(schedule, asked)), plain)
+        """See `Lowering`."""
+        space, asked = self.space(spec, target), work if isinstance(work, Workload) else spec.workloads[0]
+        plain, *further = self.defaults(spec, target)
+        allowed = [plain, *(schedule for schedule in further if not space.doubts(schedule, asked))]
+        equal = asked.shortest == asked.kv_len
 
-    def plain(self, spec: KernelSpec, target: Target) -> Schedule:
-        """A schedule that no shape is bad at, allowed for every workload: 8 warps with four stages where they fit."""
+        def modelled(schedule: Schedule) -> float:
+            return self.tiling(spec, schedule, target).us(asked.batch, mean_length(asked), equal=equal or asked.batch == 1)
+
+        return min(allowed, key=modelled)
+
+    def defaults(self, spec: KernelSpec, target: Target) -> tuple[Schedule, ...]:
+        """See `Lowering`; one for GPUs without clusters, where no other was measured."""
         self._require(spec, target)
-        return _plain(spec, target)
+        return _defaults(spec, target)
 
     def lower(self, spec: KernelSpec, schedule: Schedule, target: Target) -> Source:
         """Source of one variant. Raises UnsupportedError where spec or schedule cannot be built."""
@@ -70,10 +76,10 @@ class CudaBackend:
         layout = layout_of(spec, schedule.layout)
         return source(spec, layout, schedule.launch, target)
 
-    def waves(self, spec: KernelSpec, schedule: Schedule, target: Target) -> Waves:
+    def tiling(self, spec: KernelSpec, schedule: Schedule, target: Target) -> Tiling:
         """See `Lowering`. The splits of a launch with clusters run at once."""
         cluster = cluster_size(schedule.launch.text("reduction"))
-        return waves_of(spec, schedule, target, runs=runs(spec), cluster=cluster, one_wave=cluster > 1)
+        return tiling_of(spec, schedule, target, runs=runs(spec), cluster=cluster, one_wave=cluster > 1)
 
     def _require(self, spec: KernelSpec, target: Target) -> None:
         if reason := self.unsupported(spec, target):
@@ -86,8 +92,16 @@ def _space(spec: KernelSpec, target: Target) -> SearchSpace:
 
 
 @lru_cache(maxsize=REMEMBERED)
-def _plain(spec: KernelSpec, target: Target) -> Schedule:
-    return plain_schedule(NAME, spec, target, _space(spec, target), plain_launches(spec))
+def _defaults(spec: KernelSpec, target: Target) -> tuple[Schedule, ...]:
+    space = _space(spec, target)
+    plain = plain_schedule(NAME, spec, target, space, plain_launches(spec))
+    if not GPUS[target].clusters:
+        return (plain,)
+    found = [plain]
+    for launches in further_launches(spec):
+        schedules = (Schedule(NAME, plain.layout, launch) for launch in launches)
+        found += [schedule for schedule in schedules if not space.doubts(schedule)][:1]
+    return tuple(dict.fromkeys(found))
 
 
 def _facts(spec: KernelSpec, target: Target) -> dict[str, Fact]:

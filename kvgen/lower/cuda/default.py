@@ -1,32 +1,19 @@
-"""Launches that are taken without measuring: for a workload, and plain ones, for all calls.
-
-What suits a workload was measured on an H200, and for short heads on an H100; docs/decisions/0032-the-default-follows-the-workloads.md and
-0041-short-heads-take-short-tiles.md have the figures, and 0043-defaults-for-the-whole-grid.md says which calls take them.
-"""
+"""The launches that serve where nothing was measured: a plain one for every call, and three for few heads and for many."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvgen.arch import GPUS, Target
-from kvgen.lower.cuda.rows import q_tiles, runs
-from kvgen.lower.gpu_facts import preferred_block
+from kvgen.lower.cuda.rows import q_tiles
 from kvgen.lower.schedule import Params, Value
-from kvgen.spec import KernelSpec, Workload
-from kvgen.spec.distance import mean_length
+from kvgen.spec import KernelSpec
 
-FEW_TOKENS = 4096 + 128
-"""Visible tokens of a sequence, at most, at which what surrounds the loop takes as long as the loop. A window of 4096 tokens has so many
-with the block in which it begins.
-"""
 IN_FLIGHT = 128
 """Tokens in flight per warp that suit warps which share a multiprocessor or a cluster."""
-
 SHORT_TILES: dict[str, Value] = {"kv_tile": 32, "tiles_in_flight": 2}
-"""KV tiles that suit a CTA of few tokens (`_short_heads`), since more of its warps have work."""
-
-LARGE_GROUP = 64
-"""Elements of a group of K that cost few instructions beside the codes."""
+"""KV tiles that suit a CTA of few tokens, since more of its warps have work."""
+COARSE_BITS = 4
+"""Bits of K and V together at which short KV tiles cost more instructions than they save."""
 
 
 def plain_launches(spec: KernelSpec) -> Iterator[Params]:
@@ -48,22 +35,24 @@ def _shapes(spec: KernelSpec) -> Iterator[Params]:
             yield Params(launch, copy="cp_async", reduction="last_cta")
 
 
-def workload_launches(spec: KernelSpec, work: Workload, target: Target) -> Iterator[Params]:
-    """Launches for a workload, the best first. None for GPUs without clusters, where no default was measured."""
-    if not GPUS[target].clusters:
-        return
-    visible, short = _visible(spec, work), _short_heads(spec, work, target)
-    for changes in _changes(spec, work, target, short):
-        shapes = list(_shapes(spec))
-        if changes:
-            shapes.sort(
-                key=lambda shape: (-shape.integer("warps"), shape.integer("kv_tile") * shape.integer("tiles_in_flight") != IN_FLIGHT)
-            )
-        for exact_q in _exactness(spec):
-            for shape in shapes:
-                launch = Params({**shape, **changes, "exact_q": exact_q})
-                if launch.integer("warps") * launch.integer("kv_tile") <= visible:  # every warp has a KV tile
-                    yield launch
+def further_launches(spec: KernelSpec) -> Iterator[list[Params]]:
+    """For one very short or very long sequence (clusters of 8), for few heads (clusters of 2) and for many (two CTAs on a
+    multiprocessor), the launches that suit them, the best first.
+    """
+    few_bits = spec.key.bits + spec.value.bits <= COARSE_BITS
+    yield _changed(spec, {"reduction": "cluster8", **SHORT_TILES})
+    yield _changed(spec, {"reduction": "cluster2", **SHORT_TILES})
+    warps = 6 if spec.key.boost.fraction > 0 else 4
+    yield _changed(spec, {"ctas_per_sm": 2, "warps": warps, **({} if few_bits else SHORT_TILES)})
+
+
+def _changed(spec: KernelSpec, changes: dict[str, Value]) -> list[Params]:
+    """Plain launches with other values in some parameters, the best first."""
+    shapes = sorted(
+        _shapes(spec), key=lambda one: (-one.integer("warps"), one.integer("kv_tile") * one.integer("tiles_in_flight") != IN_FLIGHT)
+    )
+    launches = (Params({**shape, **changes, "exact_q": exact_q}) for exact_q in _exactness(spec) for shape in shapes)
+    return list(dict.fromkeys(launches))
 
 
 def _exactness(spec: KernelSpec) -> tuple[bool, ...]:
@@ -77,46 +66,3 @@ def _exactness(spec: KernelSpec) -> tuple[bool, ...]:
 def coarse_values(spec: KernelSpec) -> bool:
     """Whether V has 2 bits per token: the error of its codes is hundreds of times as large as what `exact_q` leaves out."""
     return spec.value.bits == 2 and not spec.value.per_channel
-
-
-def _changes(spec: KernelSpec, work: Workload, target: Target, short: bool) -> Iterator[dict[str, Value]]:
-    """What launches for a workload have instead of the plain one's values, the best first."""
-    tiles: dict[str, Value] = SHORT_TILES if short else {}
-    for changes in _ctas(spec, work, target, short):
-        yield {**tiles, **changes}
-
-
-def _ctas(spec: KernelSpec, work: Workload, target: Target, short: bool) -> Iterator[dict[str, Value]]:
-    """CTAs per multiprocessor, their warps and the reduction, by the number of heads of all sequences; the best first."""
-    sms, bits = GPUS[target].sms, spec.key.bits + spec.value.bits
-    kv_heads, visible = work.batch * spec.attention.kv_heads, _visible(spec, work)
-    heads = kv_heads * runs(spec)
-    large_groups = spec.key.group >= LARGE_GROUP and spec.value.group == spec.attention.head_dim
-    if 64 * heads <= sms or (16 * heads <= sms and visible <= FEW_TOKENS):
-        yield {"reduction": "cluster8", **SHORT_TILES}
-    elif heads <= GPUS[target].resident(4) and visible <= FEW_TOKENS:
-        yield {"reduction": "cluster4"}
-    elif 2 * heads <= sms < 4 * heads:
-        more_warps = bits <= 4 and large_groups and not short  # small groups spill at 12 warps
-        yield {"reduction": "cluster2", **({"warps": 12} if more_warps else {})}
-    elif kv_heads > sms and short:
-        if kv_heads > 2 * sms:
-            yield {"ctas_per_sm": 4, "warps": 2}
-        yield {"ctas_per_sm": 2, "warps": 4}
-    elif kv_heads > sms and (spec.key.bits <= 4 or (q_tiles(spec) == 1 and visible <= FEW_TOKENS)):
-        boosted = spec.key.boost.fraction > 0 and visible >= FEW_TOKENS and large_groups
-        yield {"ctas_per_sm": 2, "warps": 6 if boosted else 4}
-    else:
-        yield {}
-
-
-def _short_heads(spec: KernelSpec, work: Workload, target: Target) -> bool:
-    """Whether a CTA of the plain schedule has so few tokens that a KV tile of 128 would be the only one of its eight warps."""
-    sms, heads = GPUS[target].sms, work.batch * spec.attention.kv_heads * runs(spec)
-    return _visible(spec, work) * min(heads, sms) <= 8 * 128 * sms
-
-
-def _visible(spec: KernelSpec, work: Workload) -> int:
-    """Tokens that a query sees, of unequal lengths in the mean; of a window, whole blocks."""
-    window, tokens = spec.attention.window, round(mean_length(work))
-    return tokens if window is None else min(tokens, window + preferred_block(spec))

@@ -12,7 +12,7 @@ from typing import Any
 from kvgen.arch import GPUS, Target
 from kvgen.errors import UnsupportedError
 from kvgen.lower.base import Source
-from kvgen.lower.gpu_facts import gpu_facts, preferred_block, waves_of
+from kvgen.lower.gpu_facts import gpu_facts, preferred_block, tiling_of
 from kvgen.lower.pack_memory import too_many_scales
 from kvgen.lower.plain import plain_schedule
 from kvgen.lower.refusals import first_refusal, wrong_target
@@ -25,7 +25,7 @@ from kvgen.lower.tilelang.support import REFUSALS, missing
 from kvgen.lower.tilelang.traits import Traits, make_traits
 from kvgen.reference.layout import packed_layout
 from kvgen.spec import AnyWorkload, KernelSpec
-from kvgen.spec.waves import MOST_SPLITS, Waves
+from kvgen.spec.dispatch import MOST_SPLITS, Tiling
 
 NAME = "tilelang"
 RING_FACTOR = Fraction(8, 3)
@@ -66,9 +66,9 @@ class TileLangBackend:
         del work
         return plain_schedule(NAME, spec, target, self.space(spec, target), _plain_launches(spec))
 
-    def plain(self, spec: KernelSpec, target: Target) -> Schedule:
+    def defaults(self, spec: KernelSpec, target: Target) -> tuple[Schedule, ...]:
         """The default."""
-        return self.default(spec, target)
+        return (self.default(spec, target),)
 
     def lower(self, spec: KernelSpec, schedule: Schedule, target: Target) -> Source:
         """Source of one variant.
@@ -79,13 +79,14 @@ class TileLangBackend:
             raise UnsupportedError(NAME, f"schedule {schedule}: {'; '.join(problems)}")
         return source(make_traits(spec, schedule), lower_apart(spec, schedule, target), schedule.launch, target)
 
-    def waves(self, spec: KernelSpec, schedule: Schedule, target: Target) -> Waves:
+    def tiling(self, spec: KernelSpec, schedule: Schedule, target: Target) -> Tiling:
         """See `Lowering`."""
         runs, traits = _runs(spec, schedule.launch.integer("q_tiles")), make_traits(spec, schedule)
         most = CLUSTER if schedule.launch.text("reduction") == "cluster" else MOST_SPLITS
         one_wave = schedule.launch.text("splits") == "wave"
-        found = waves_of(spec, schedule, target, runs=runs, one_wave=one_wave)
-        return replace(found, tile_bytes=traits.tile_bytes, wave_bytes=traits.wave_bytes, most_splits=most)
+        found = tiling_of(spec, schedule, target, runs=runs, one_wave=one_wave)
+        tile_us = found.tile_us * traits.tile_bytes / found.tile_bytes
+        return replace(found, tile_bytes=traits.tile_bytes, tile_us=tile_us, wave_bytes=traits.wave_bytes, most_splits=most)
 
 
 def _runs(spec: KernelSpec, q_tiles: int) -> int:

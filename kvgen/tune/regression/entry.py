@@ -57,9 +57,9 @@ class EntryCheck:
             (launch.workload, self.entry.schedule(launch), self._rendered[launch.file], self._built[launch.file])
             for launch in self.entry.every_launch
         ]
-        tuned, table = len(self.entry.launches), self.entry.dispatch
-        fresh = Entry.of(self.entry.spec, self.entry.arch, launches[:tuned], launches[tuned:], table, device=self.entry.device)
-        return replace(self.entry, launches=fresh.launches, codes=fresh.codes, dispatch=fresh.dispatch)
+        tuned = len(self.entry.launches)
+        fresh = Entry.of(self.entry.spec, self.entry.arch, launches[:tuned], launches[tuned:], device=self.entry.device)
+        return replace(self.entry, launches=fresh.launches, codes=fresh.codes, further=fresh.further)
 
     def _source(self) -> Finding:
         try:

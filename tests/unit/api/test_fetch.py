@@ -21,7 +21,6 @@ import kvgen
 from kvgen.api import fetch
 from kvgen.errors import CompileError, RegistryMiss, SpecError, ToolchainMissing
 from kvgen.lower import backends
-from kvgen.registry.dispatch import DispatchTable
 from kvgen.registry.select import Selection
 from kvgen.registry.store import Store
 from kvgen.spec import dump_spec, load_spec
@@ -237,20 +236,6 @@ def test_a_launch_that_does_not_compile_is_an_error(places, spec, tmp_path, monk
     monkeypatch.setenv("KVGEN_CACHE_DIR", str(tmp_path / "empty"))
     with pytest.raises(CompileError, match="failed with exit status"):
         kvgen.get_kernel(spec)
-
-
-def test_defaults_that_cannot_be_compiled_are_told_and_the_entry_serves_alone(places, spec, tmp_path, monkeypatch):
-    stored = naive_entry(spec)
-    Store(places).put(stored)
-    (code,) = stored.codes.values()
-    beside = replace(stored, codes={**stored.codes, "kernel-0.cpp": replace(code, text="#error no\n", artifact=None)})
-    further = replace(stored.launches[0], file="kernel-0.cpp")
-    beside = replace(beside, dispatch=DispatchTable((further,), 1, (), (), defaults={"64x512": 1}))
-    monkeypatch.setattr("kvgen.registry.default.with_defaults", lambda entry: beside)
-    with pytest.warns(kvgen.FallbackWarning, match=f"take the nearest launch of entry {stored.key}.*cannot be compiled: .*exit status"):
-        kernel = kvgen.get_kernel(spec)
-    assert kernel.entry == stored
-    assert kernel.launch("64x512") == stored.launches[0]
 
 
 def test_without_a_compiler_the_error_says_so(registered, spec, tmp_path, monkeypatch):

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import os
 from copy import copy
-from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 import kvgen
 from kvgen.api.kernel import Kernel
 from kvgen.errors import CacheMismatch, ToolchainMissing
-from kvgen.registry.dispatch import Cell, DispatchTable
+from kvgen.registry.entry import call_of
 from kvgen.registry.select import Selection
 from kvgen.registry.store import Store
 from kvgen.spec import Workload
-from kvgen.spec.dispatch import Dispatch, Measured
-from kvgen.spec.distance import distance
+from kvgen.spec.dispatch import ALIKE, Dispatch, Tiling
 from kvgen.spec.traffic import parse
-from tests.support.naive import naive_layout, naive_spec
-from tests.support.specs import workloads
+from tests.support.naive import naive_layout
 from tests.unit.api.conftest import naive_entry, wanting
 
 BATCH, TOKENS = 2, 70
@@ -107,43 +102,27 @@ def test_launches_share_a_cache_and_are_chosen_by_length(places, spec):
     torch.testing.assert_close(out.double(), _expected(q, k, v, spec.attention.group)[0], rtol=1e-5, atol=1e-5)
 
 
-def test_a_dispatch_table_decides_by_what_the_host_knows(places, spec):
-    """Launch 0 for few tokens, launch 1 for many equal ones; beyond what was measured the default, launch 0."""
-    wide = wanting(spec, (2, 32), (2, 4096))
-    entry = naive_entry(wide, variants=2)
-    cells = (Cell("2x512", 1, (3.0, 2.0), 2.0), Cell("2x8-512", 0, (1.0, 2.0), 1.0))
-    Store(places).put(replace(entry, dispatch=DispatchTable((), 0, (0, 1), cells)))
-    kernel = kvgen.get_kernel(wide)
-    short, long = kernel._launches
-    assert [kernel.launch(parse(name)) for name in ("2x512", "2x8-512")] == [entry.launches[1], entry.launches[0]]
-    cache = kernel.new_cache(BATCH, 1 << 16)
-    k = _tensors(spec, 500)
-    kernel.prefill(cache, k, k)
-    assert kernel.plan(cache).launch is long
-    assert kernel.plan(cache, tokens=130).launch is short
-    assert kernel.plan(cache, bound=1 << 16).launch is short
-    cache.sequences.uniform = False
-    assert kernel.plan(cache).launch is short
-    assert kernel.plan(cache, tokens=1000).launch is long
-    with pytest.raises(ValueError, match="tokens"):
-        kernel.plan(cache, tokens=-1)
+SMALL = Tiling(1, 8, 1, 64, 1024, 0.5, most_waves=1, most_splits=1)
+LARGE = Tiling(1, 1, 1, 64, 1024, 0.1)
+"""Of naive launches: the one of more CTAs is faster where a plan spreads unequal lengths."""
 
 
-def test_a_step_with_a_plan_follows_unequal_lengths_even_if_they_are_equal(places, spec):
-    """A promise decides, not what the host happens to know."""
+def test_what_the_host_knows_decides_about_the_launch(places, spec, monkeypatch):
     wide = wanting(spec, (2, 32), (2, 4096))
-    cells = (Cell("2x512", 1, (3.0, 2.0), 2.0), Cell("2x100-1000", 0, (1.0, 2.0), 1.0))
-    Store(places).put(replace(naive_entry(wide, variants=2), dispatch=DispatchTable((), 0, (0, 1), cells)))
+    Store(places).put(naive_entry(wide, variants=2))
+    monkeypatch.setattr("kvgen.registry.entry.Entry._tilings", lambda _: [SMALL, LARGE])
     kernel = kvgen.get_kernel(wide)
     planned, static = kernel._launches
     cache = kernel.new_cache(BATCH, 1 << 16)
     k = _tensors(spec, 500)
     kernel.prefill(cache, k, k)
     assert kernel.plan(cache).launch is static
-    assert kernel.plan(cache, uniform=False).launch is planned
+    assert kernel.plan(cache, uniform=False).launch is planned, "a promise decides, not what the host happens to know"
     cache.sequences.uniform = False
     assert kernel.plan(cache).launch is planned
     assert kernel.plan(cache, uniform=True).launch is static
+    with pytest.raises(ValueError, match="tokens"):
+        kernel.plan(cache, tokens=-1)
 
 
 class Named:
@@ -156,7 +135,7 @@ class Named:
 def chooser(spec, *shapes):
     """A kernel whose launches are the names of their workloads: it can choose, not run."""
     works = [Workload(batch=batch, kv_len=kv_len, q_len=q_len) for batch, kv_len, q_len in shapes]
-    dispatch = Dispatch([Measured(work, index) for index, work in enumerate(works)])
+    dispatch = Dispatch([ALIKE] * len(works), [(call_of(work), index) for index, work in enumerate(works)])
     return Kernel(spec, "cpu", Selection(None, "default", ()), naive_layout(spec), list(map(Named, works)), dispatch)
 
 
@@ -166,12 +145,6 @@ def test_many_short_sequences_do_not_take_the_launch_of_one_short_sequence(spec,
     kernel = chooser(spec, (1, 4096, 1), (batch, length, 1))
     assert kernel.variant(Workload(batch=64, kv_len=1024)).name == other
     assert kernel.variant(Workload(batch=1, kv_len=2048)).name == "1x4096"
-
-
-@given(st.lists(workloads(), min_size=2, max_size=6, unique_by=lambda work: work.key), workloads())
-def test_a_launch_is_chosen_by_the_distance_that_entries_are_chosen_by(tuned, wanted):
-    kernel = chooser(naive_spec(q_len=8), *((work.batch, work.kv_len, work.q_len) for work in tuned))
-    assert kernel.variant(wanted).name == min(tuned, key=lambda work: distance(work, wanted)).key
 
 
 def test_a_launch_is_asked_for_by_a_workload_or_its_name(spec):

@@ -7,15 +7,15 @@ import math
 from types import SimpleNamespace
 
 import pytest
+from kvgen.registry.dispatch import Cell, DispatchTable
+from kvgen.spec.grid import CPU, GPU
 
 from benchmarks import gpu_plane, plane_tables
 from benchmarks.gpu_plane import Launches, Point, between, measure, named, summary
 from kvgen.errors import CompileError
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.measure import read_roofline
-from kvgen.registry.dispatch import Cell, DispatchTable
 from kvgen.registry.entry import Entry
-from kvgen.spec.grid import CPU, GPU
 from kvgen.spec.traffic import parse
 from tests.support.naive import naive_artifact, naive_schedule, naive_source, naive_spec
 

@@ -23,7 +23,7 @@ from kvgen.errors import HostError
 from kvgen.registry.store import Store
 from kvgen.spec import KernelSpec, dump_spec, load_spec
 from tests.support.commands import ROOT, TINY
-from tests.support.old_entries import put_changed, put_old, tuned
+from tests.support.entries import put_changed, tuned
 from tests.support.tilelang import needs_tilelang
 from tests.support.tuning import FakeBackend
 
@@ -89,7 +89,7 @@ def test_a_process_that_calls_again_registers_no_command_twice(kvgen: Any):
 
 COMMANDS = (
     "build", "list", "show", "why", "bench", "accuracy", "recommend", "space",
-    "doctor", "check", "report", "export", "import", "migrate", "presets", "schema",
+    "doctor", "check", "report", "export", "import", "presets", "schema",
 )  # fmt: skip
 
 
@@ -276,26 +276,6 @@ def test_a_back_end_that_cannot_take_a_spec_leaves_it_to_the_others_and_all_reas
         assert "a launch takes at most 2048 sequences" in told
 
 
-def test_migrate_rewrites_a_registry_and_says_what_stays(kvgen: Any, tmp_path: Path):
-    store = Store(tmp_path / "registry")
-    good, bad = (tuned(spec_of("k4v4", "sm90", [workload_of(work)])) for work in ("1x4096", "8x32768"))
-    put_old(store, good)
-    put_old(store, bad, lambda data: data["schedule"]["launches"][0]["launch"].update(combine="magic"))
-    assert {one["problem"] for one in kvgen("list", "--json").json() if one["registry"] == "user"} == {"schema 2: run `kvgen migrate`"}
-    dry = kvgen("migrate", "--dry-run")
-    assert (dry.code, f"{good.key} k4v4: would migrate\n  renamed combine → reduction" in dry.out) == (1, True)
-    found = {one["key"]: one for one in kvgen("migrate", "--json").json()}
-    assert found[good.key]["problem"] is None
-    again = kvgen("migrate", tmp_path / "registry")
-    assert again.code == 1
-    assert f"{bad.key} k4v4: stays as it is: 'magic' is no value of its launch parameter reduction" in again.out
-    assert good.key not in again.out
-    (tmp_path / "empty").mkdir()
-    empty = kvgen("migrate", "empty")
-    assert (empty.code, "holds no entries" in " ".join(empty.err.replace("│", "").split())) == (2, True)
-    assert kvgen("migrate", "nowhere").code == 2
-
-
 def test_formats_that_differ_are_described_differently():
     specs = [load_spec(file) for file in sorted((ROOT / "examples").glob("*.yaml"))]
     specs += [load_spec({**specs[0].to_json(), **change}) for change in ({"cache": {"rollback": 8}}, {"cache": {"local": 64}})]
@@ -377,8 +357,8 @@ def test_an_error_nobody_foresaw_is_one_line(kvgen: Any, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("put", "reason"),
     [
-        (put_old, "schema 2: run `kvgen migrate`"),
-        (lambda *where: put_changed(*where, lambda data: data["provenance"].update(grid=[])), "ValueError: provenance.grid: "),
+        (lambda *where: put_changed(*where, lambda data: data.update(schema=2)), "schema 2: this kvgen reads 4"),
+        (lambda *where: put_changed(*where, lambda data: data["provenance"].update(tuned=[])), "ValueError: provenance.tuned: "),
     ],
 )
 def test_damaged_entries_are_named_by_what_leaves_them_out(kvgen: Any, tmp_path: Path, put: Callable[..., Path], reason: str):

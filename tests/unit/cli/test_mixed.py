@@ -36,7 +36,7 @@ def mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TuningResult:
     (tmp_path / "tiny.yaml").write_text(dump_spec(tiny_spec()))
     backends = [FakeBackend(), FakeBackend("tilelang")]
     store, cache = Store(tmp_path / "registry"), ArtifactCache(tmp_path / "cache")
-    return tune(tiny_spec(), "cpu", Budget(), backends=backends, store=store, cache=cache, runner=FakeRunner(cost=cost), plane=False)
+    return tune(tiny_spec(), "cpu", Budget(), backends=backends, store=store, cache=cache, runner=FakeRunner(cost=cost))
 
 
 def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:

@@ -12,15 +12,11 @@ from kvgen.cli.app import main
 from kvgen.lower.backends import get_backend
 from kvgen.registry import Store
 from kvgen.spec import Workload, dump_spec, load_spec
-from kvgen.spec.grid import Grid, powers
 from kvgen.spec.timing import Timing
 from kvgen.toolchain import ArtifactCache
 from kvgen.tune.result import TuningResult
 from kvgen.tune.tuner import tune
-from tests.support.grids import cell, with_grid
 from tests.support.tuning import FakeBackend, FakeRunner, tiny_spec
-
-GRID = Grid(powers(1, 4), powers(128, 1024), 2048, screened=((1, 512),))
 
 
 @pytest.fixture
@@ -31,7 +27,7 @@ def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TuningResult:
     spec = tiny_spec()
     (tmp_path / "tiny.yaml").write_text(dump_spec(spec))
     place = {"store": Store(tmp_path / "registry"), "cache": ArtifactCache(tmp_path / "cache")}
-    return tune(spec, "cpu", backends=[FakeBackend()], runner=FakeRunner(), grid=GRID, **place)  # type: ignore[arg-type]
+    return tune(spec, "cpu", backends=[FakeBackend()], runner=FakeRunner(), **place)  # type: ignore[arg-type]
 
 
 def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -40,82 +36,45 @@ def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return capsys.readouterr().out
 
 
-def test_it_names_the_launch_the_measured_workload_and_its_times(built: TuningResult, capsys: pytest.CaptureFixture[str]):
+def test_it_names_the_launch_its_times_and_why_it_serves(built: TuningResult, capsys: pytest.CaptureFixture[str]):
     capsys.readouterr()
-    text = printed(capsys, "why", "tiny.yaml", "--workload", "4x512")
-    assert "4x512 takes launch" in text
-    assert "measured at 4x512" in text
-    cell = next(cell for cell in built.entry.dispatch.cells if cell.workload == "4x512")
-    us = built.entry.dispatch.time(cell, cell.launch)
-    assert f"{us:.3g} µs" in text
-    assert "of the read's speed" in text
-    assert "1.00 times the fastest launch measured there" in text
-    assert f"dispatch: {len(built.entry.dispatch.members)} launches over {len(built.entry.dispatch.cells)} measured workloads" in text
+    text = printed(capsys, "why", "tiny.yaml")
+    timing = built.entry.timing(built.entry.spec.workloads[1])
+    assert timing is not None
+    assert "2x512 takes launch 1" in text
+    assert f"tuned for 2x512, {timing.us:.3g} µs, {timing.read_us / timing.us:.0%} of the read's speed, the default" in text
 
 
 def test_launches_count_in_the_order_of_what_show_prints(built: TuningResult, capsys: pytest.CaptureFixture[str]):
     capsys.readouterr()
-    shown = json.loads(printed(capsys, "show", built.entry.key, "--json"))
-    launches = [*shown["schedule"]["launches"], *shown["dispatch"]["launches"]]
-    words = [f"--workload={cell['workload']}" for cell in shown["dispatch"]["cells"]]
+    shown = json.loads(printed(capsys, "show", built.entry.key, "--json"))["schedule"]
+    launches = [*shown["launches"], *shown["further"]]
+    words = [f"--workload={name}" for name in ("1x128", "2x512", "64x512", "1x100000", "8x64-512")]
     served = [answer["serving"][0] for answer in json.loads(printed(capsys, "why", "tiny.yaml", *words, "--json"))]
     assert len({one["launch"] for one in served}) > 1
     assert all(one["params"] == launches[one["launch"]]["launch"] for one in served)
 
 
-def test_beyond_the_grid_it_says_that_the_plain_schedule_serves(built: TuningResult, capsys: pytest.CaptureFixture[str]):
+def test_beside_the_workloads_it_tells_the_modelled_time(built: TuningResult, capsys: pytest.CaptureFixture[str]):
     capsys.readouterr()
-    (near, far) = json.loads(printed(capsys, "why", "tiny.yaml", "--workload", "4x450", "--workload", "64x32768", "--json"))
-    (near,), (far,) = near["serving"], far["serving"]
-    assert near["measured"] == "4x512"
-    assert near["us"] > 0
-    assert "0.2 doublings away" in near["why"]
-    assert (far["measured"], far["us"], far["launch"]) == (None, None, built.entry.dispatch.default)
-    assert far["why"] == "the plain schedule: no workload within a doubling of it was measured"
+    (served,) = json.loads(printed(capsys, "why", "tiny.yaml", "--workload", "4x450", "--json"))[0]["serving"]
+    assert served["us"] is None
+    assert served["modelled_us"] == pytest.approx(min(built.entry.look_up().times(4, 450, 1800)))
+    assert "of the least modelled time" in served["why"]
+    assert "µs modelled" in printed(capsys, "why", "tiny.yaml", "--workload", "4x450")
 
 
-def test_without_a_table_the_nearest_workload_is_named(built: TuningResult, capsys: pytest.CaptureFixture[str]):
-    for name in ("4x64-512", "8x512:sustained"):  # other traffic is understood, too
-        assert name in printed(capsys, "why", "tiny.yaml", "--workload", name)
-    store = Store(built.path.parents[2])
-    store.put(replace(built.entry, dispatch=None, provenance={**built.entry.provenance, "date": "2099-01-01"}))
-    capsys.readouterr()
-    assert "tuned for the nearest workload, 2x512; the entry has no dispatch table" in printed(
-        capsys, "why", "tiny.yaml", "--workload", "64x32768"
-    )
-
-
-def test_without_a_table_the_time_of_a_tuned_workload_is_told(built: TuningResult, capsys: pytest.CaptureFixture[str]):
+def test_of_two_loads_the_specs_own_decides(built: TuningResult, capsys: pytest.CaptureFixture[str]):
     rested, sustained = Workload(batch=2, kv_len=512), Workload(batch=2, kv_len=512, load="sustained")
-    (first, second, *_) = built.entry.every_launch
+    first, second = built.entry.launches
     launches = tuple(replace(launch, workload=work) for launch, work in ((first, rested), (second, sustained)))
-    timings = (Timing(rested, 10.0, (), 5.0, 20.0), Timing(sustained, 12.0, (), 6.0, 24.0))
+    timings = (Timing(rested, 10.0, (), 5.0, 20.0), Timing(sustained, 12.0, (), 6.0, 24.0, 640.2, 1540.0))
     assert first.params != second.params
-    Store(built.path.parents[2]).put(replace(built.entry, dispatch=None, launches=launches, timings=timings))
+    Store(built.path.parents[2]).put(replace(built.entry, launches=launches, timings=timings))
     capsys.readouterr()
-    words = [f"--workload={name}" for name in ("2x512", "2x512:sustained", "4x512")]
-    text = printed(capsys, "why", "tiny.yaml", *words[:1])
-    assert "measured at 2x512; the entry has no dispatch table, 10 µs, 50% of the read's speed, the default 20 µs\n" in text
+    words = [f"--workload={name}" for name in ("2x512", "2x512:sustained")]
     served = [answer["serving"][0] for answer in json.loads(printed(capsys, "why", "tiny.yaml", *words, "--json"))]
-    assert [one["launch"] for one in served] == [0, 0, 0], "calls take the launch for the spec's own load"
-    assert [(one["measured"], one["us"]) for one in served] == [("2x512", 10.0), (None, None), (None, None)]
-    assert served[1]["why"] == "tuned for the nearest workload, 2x512; the entry has no dispatch table"
-
-
-def test_a_workload_of_another_load_is_told_as_it_was_measured(built: TuningResult, capsys: pytest.CaptureFixture[str]):
-    """Calls take the launch for the spec's own load, which is rested, whatever load is asked about."""
-    serves = cell("4x512:sustained", 0, [8.0, 9.0], 8.0, watts=640.2, clock_mhz=1540.0)
-    store = Store(built.path.parents[2])
-    capsys.readouterr()
-    for sustained, regret in ((serves, "1.00"), (cell("4x512:sustained", 1, [12.0, 9.0], 9.0, watts=640.2, clock_mhz=1540.0), "1.33")):
-        store.put(with_grid(built.entry, cell("4x512", 0, [7.0, 9.0], 7.0), sustained))
-        text = printed(capsys, "why", "tiny.yaml", "--workload", "4x512:sustained")
-        assert "takes launch 0" in text
-        assert "measured at 4x512:sustained" in text
-        assert f"{sustained['us'][0]:.3g} µs" in text
-        assert f"{regret} times the fastest launch measured there" in text
-        assert ("640 W, 1540 MHz" in text) == (sustained is serves)
-    assert "7 µs" in printed(capsys, "why", "tiny.yaml", "--workload", "4x512")
+    assert [one["launch"] for one in served] == [0, 0], "calls take the launch for the spec's own load"
 
 
 # --- without an entry ------------------------------------------------------------------------------------------------
@@ -171,7 +130,7 @@ def test_without_an_entry_the_launches_of_the_default_are_told(asked, arch):
     wanted = load_spec({"name": "asked", **spec})
     for work in wanted.workloads:
         launch = backend.default(wanted, arch, work).launch
-        assert f"{work.key} takes {backend.name} {launch}: the default for {work.key}\n" in out
+        assert f"{work.key} takes {backend.name} {launch}: " in out
     code, out, _ = asked(spec, "--workload", "1x8192", "--json")
     (answer,) = json.loads(out)
     assert (code, answer["how"], answer["key"], answer["backend"], answer["launches"]) == (3, "default", None, backend.name, [])

@@ -23,11 +23,10 @@ from kvgen.integrations.hf_kernels.export import Exported, export_kernel
 from kvgen.lower.backends import get_backend
 from kvgen.lower.base import Source
 from kvgen.lower.schedule import Schedule
-from kvgen.registry.dispatch import Cell, DispatchTable
 from kvgen.registry.entry import Entry
 from kvgen.registry.select import Selection
 from kvgen.runtime.calls import Calls
-from kvgen.spec.waves import Waves
+from kvgen.spec.dispatch import Tiling
 from kvgen.toolchain import Artifact, Resources
 from kvgen.tune.regression.finding import Finding
 from tests.support.specs import kv4_spec
@@ -185,15 +184,13 @@ def test_an_export_is_renewed_and_nothing_else_is_overwritten(tmp_path: Path):
 
 
 @pytest.mark.usefixtures("no_compiler")
-def test_launches_that_only_the_dispatch_table_names_are_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_further_launches_are_exported_with_what_decides_between_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     backend = get_backend("cuda")
     default, work = backend.default(SPEC, "sm90"), SPEC.workloads[0]
     others = (Schedule("cuda", default.layout, launch) for launch in backend.space(SPEC, "sm90").launches(default.layout, work))
     schedules = [default, next(one for one in others if one.launch != default.launch)]
     one, more = ((work, schedule, backend.lower(SPEC, schedule, "sm90"), None) for schedule in schedules)
-    waves = tuple(backend.waves(SPEC, schedule, "sm90") for schedule in schedules)
-    table = DispatchTable((), 0, (0, 1), (Cell("1x512", 1, (2.0, 1.0), 1.0),), waves=waves)
-    entry = Entry.of(SPEC, "sm90", [one], [more], table, device={})
+    entry = Entry.of(SPEC, "sm90", [one], [more], device={})
     monkeypatch.setattr(libraries, "select", lambda spec, target: Selection(entry, "exact", ()))
     done = _export(tmp_path / "k", "sm90")
     (variant,) = done.variants
@@ -201,8 +198,8 @@ def test_launches_that_only_the_dispatch_table_names_are_exported(tmp_path: Path
     files = {launch["library"] for launch in build["launches"]}
     assert len(files) == 2
     assert all((done.folder / "build" / variant / file).is_file() for file in files)
-    assert build["dispatch"]["measured"][-1]["launch"] == 1
-    assert {one["launch"]: Waves(**one["waves"]) for one in build["dispatch"]["waves"]} == dict(enumerate(waves))
+    assert [Tiling(**one) for one in build["dispatch"]["launches"]] == [backend.tiling(SPEC, schedule, "sm90") for schedule in schedules]
+    assert build["dispatch"]["tuned"] == [[work.batch, work.kv_len, 1, work.batch * work.kv_len, 0]]
 
 
 @pytest.mark.usefixtures("no_compiler")

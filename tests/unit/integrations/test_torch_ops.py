@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import threading
-from dataclasses import replace
 
 import pytest
 import torch
@@ -13,10 +12,10 @@ import kvgen
 from kvgen.api import forget
 from kvgen.errors import CacheMismatch
 from kvgen.integrations import torch_ops
-from kvgen.registry.dispatch import Cell, DispatchTable
 from kvgen.registry.store import Store
 from kvgen.runtime.rows import row_of
 from kvgen.spec import KernelSpec
+from kvgen.spec.dispatch import Tiling
 from tests.support.cpu import spec_of, variant
 from tests.support.naive import naive_spec
 from tests.unit.api.conftest import naive_entry, wanting
@@ -162,11 +161,12 @@ def test_wrong_tensors_are_refused_as_kernels_refuse_them():
 
 
 @pytest.mark.parametrize("uniform", [True, False])
-def test_an_operator_takes_the_launch_of_a_captured_step(spec, places, uniform):
+def test_an_operator_takes_the_launch_of_a_captured_step(spec, places, uniform, monkeypatch):
     """One launch for equal lengths and another for unequal ones: a cache at its capacity may hold either."""
     wide = wanting(spec, (BATCH, 32), (BATCH, 4096))
-    cells = (Cell("2x512", 1, (3.0, 2.0), 2.0), Cell("2x8-512", 0, (1.0, 2.0), 1.0))
-    Store(places).put(replace(naive_entry(wide, variants=2), dispatch=DispatchTable((), 0, (0, 1), cells)))
+    Store(places).put(naive_entry(wide, variants=2))
+    tilings = [Tiling(1, 8, 1, 64, 1024, 0.5, most_waves=1, most_splits=1), Tiling(1, 1, 1, 64, 1024, 0.1)]
+    monkeypatch.setattr("kvgen.registry.entry.Entry._tilings", lambda _: tilings)
     kernel = kvgen.get_kernel(wide)
     cache = kernel.new_cache(BATCH, 512)
     cache.sequences.uniform = uniform

@@ -8,8 +8,9 @@ from benchmarks.gpu_words import schedules_of, spec_of
 from kvgen.errors import KvgenError, ToolchainMissing
 from kvgen.lower import backends
 from kvgen.lower.backends import get_backend
+from kvgen.lower.schedule import Params, Schedule
 from kvgen.spec import Workload, presets
-from kvgen.spec.waves import MOST_WAVES, Waves
+from kvgen.spec.dispatch import MOST_WAVES, Tiling
 
 
 def test_the_cpu_back_end_is_always_there_and_serves_the_cpu() -> None:
@@ -51,13 +52,13 @@ def test_gpu_back_ends_share_layout_parts(name: str) -> None:
     assert tilelang.default(spec, "sm90").layout in shared
 
 
-def waves_of(words: str, schedule: str, backend: str = "cuda") -> Waves | None:
+def tiling_of(words: str, schedule: str, backend: str = "cuda") -> Tiling | None:
     lowering, spec = get_backend(backend), spec_of(words, "sm90", [Workload(batch=1, kv_len=4096)])
-    return lowering.waves(spec, schedules_of(schedule, lowering, spec, "sm90")[0], "sm90")
+    return lowering.tiling(spec, schedules_of(schedule, lowering, spec, "sm90")[0], "sm90")
 
 
 def test_a_cuda_launch_tells_how_its_ctas_run_on_a_gpu() -> None:
-    one, four = waves_of("k4v4", "w8u4d1"), waves_of("k4v4", "w2u2d1c4")
+    one, four = tiling_of("k4v4", "w8u4d1"), tiling_of("k4v4", "w2u2d1c4")
     assert one is not None
     assert four is not None
     assert (one.heads, one.resident, one.step_tokens, one.most_waves, one.visible) == (8, 132, 128, MOST_WAVES, None)
@@ -66,7 +67,7 @@ def test_a_cuda_launch_tells_how_its_ctas_run_on_a_gpu() -> None:
 
 
 def test_the_splits_of_a_launch_with_clusters_run_at_once() -> None:
-    clusters = waves_of("k4v4", "w8u4d1.cl2")
+    clusters = tiling_of("k4v4", "w8u4d1.cl2")
     assert clusters is not None
     assert (clusters.resident, clusters.step_tokens, clusters.most_waves) == (66, 256, 1)
 
@@ -74,17 +75,19 @@ def test_the_splits_of_a_launch_with_clusters_run_at_once() -> None:
 @pytest.mark.parametrize("backend", ["cuda", "tilelang"])
 def test_more_query_rows_than_a_cta_holds_are_more_heads(backend: str) -> None:
     """32 query heads over each of two KV heads."""
-    found = waves_of("k4v4:h64/2", "w8u4s4" if backend == "tilelang" else "w8u4d1", backend)
+    found = tiling_of("k4v4:h64/2", "w8u4s4" if backend == "tilelang" else "w8u4d1", backend)
     assert found is not None
     assert found.heads == 4
 
 
 def test_with_a_window_a_sequence_has_no_more_tokens_than_it() -> None:
-    found = waves_of("k4v4:window1024", "w8u4d1")
+    found = tiling_of("k4v4:window1024", "w8u4d1")
     assert found is not None
     assert found.visible == 1024 + 128
 
 
-def test_a_cpu_has_no_waves() -> None:
+def test_the_launches_of_a_cpu_are_alike() -> None:
     cpu, spec = get_backend("cpu"), spec_of("k4v4", "cpu", [Workload(batch=1, kv_len=4096)])
-    assert cpu.waves(spec, cpu.default(spec, "cpu"), "cpu") is None
+    default = cpu.default(spec, "cpu")
+    other = Schedule("cpu", default.layout, Params(default.launch, split_tokens=1024))
+    assert cpu.tiling(spec, default, "cpu") == cpu.tiling(spec, other, "cpu")

@@ -57,7 +57,7 @@ class Format:
         if not self.without_exact_q:
             return
         backend, chosen = get_backend("cuda"), launch(exact_q=False, kv_tile=128)
-        plain = backend.plain(self.spec, "sm90")
+        plain = backend.defaults(self.spec, "sm90")[0]
         schedule = Schedule("cuda", Params(plain.layout, block=self.block), Params(plain.launch, **chosen))
         if not backend.space(self.spec, "sm90").check(schedule):
             yield chosen

@@ -107,7 +107,7 @@ def test_no_more_clusters_are_tried_than_the_gpu_holds(reduction: str, heads: in
 def test_rings_that_are_too_long_leave_fewer_warps() -> None:
     """Rings of eight warps fit, and are longer than any that gained something."""
     spec = spec_of("k16v8:token", "sm90", WORK)
-    assert get_backend("cuda").plain(spec, "sm90").launch["warps"] == 4
+    assert get_backend("cuda").defaults(spec, "sm90")[0].launch["warps"] == 4
 
 
 def test_spaces_are_small_enough_to_search_and_fit_their_machines() -> None:

@@ -174,7 +174,7 @@ def test_the_look_up_and_the_module_have_the_same_numbers_of_a_wave(own_cache: P
     answer(monkeypatch, json.dumps(KERNELS))
     backend = get_backend("tilelang")
     schedule = backend.default(spec("k4v4"), "sm90")
-    waves, text = backend.waves(spec("k4v4"), schedule, "sm90"), backend.lower(spec("k4v4"), schedule, "sm90").text
+    waves, text = backend.tiling(spec("k4v4"), schedule, "sm90"), backend.lower(spec("k4v4"), schedule, "sm90").text
     for name, number in (("kWaveBytes", waves.wave_bytes), ("kTileBytes", waves.tile_bytes), ("kCtasPerSm", waves.ctas_per_sm)):
         assert f"{name} = {number};" in text
 
@@ -254,9 +254,9 @@ def test_the_rounding_of_q_is_left_out_only_where_it_has_an_effect_and_is_hidden
 
 def test_a_cluster_has_no_more_splits_than_ctas() -> None:
     backend = get_backend("tilelang")
-    plain = backend.plain(spec("k4v4"), "sm90")
+    plain = backend.default(spec("k4v4"), "sm90")
     launches = [Schedule("tilelang", plain.layout, Params({**plain.launch, "reduction": r})) for r in ("last_cta", "cluster")]
-    assert [backend.waves(spec("k4v4"), one, "sm90").most_splits for one in launches] == [256, 8]
+    assert [backend.tiling(spec("k4v4"), one, "sm90").most_splits for one in launches] == [256, 8]
 
 
 def test_a_block_that_cannot_be_packed_is_refused_before_sizes_are_computed_from_it() -> None:

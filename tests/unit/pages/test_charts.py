@@ -4,12 +4,12 @@ import re
 from xml.dom import minidom
 
 import pytest
+from kvgen.pages.heat_map import Colors, heat_map
 from markupsafe import Markup
 
 from kvgen.pages import numbers, svg
 from kvgen.pages.bars import Bar, bar_chart
 from kvgen.pages.course import Course, course_chart
-from kvgen.pages.heat_map import Colors, heat_map
 
 COLORS = Colors("b", (0.1, 0.2, 0.3, 0.4, 0.5), numbers.fraction)
 

@@ -10,11 +10,8 @@ import pytest
 
 from kvgen.lower.base import Source
 from kvgen.lower.schedule import Params, Schedule
-from kvgen.registry.dispatch import Cell, DispatchTable
 from kvgen.registry.entry import Code, Damaged, Entry
 from kvgen.registry.paths import locate, portable
-from kvgen.spec.traffic import parse
-from kvgen.spec.waves import Waves
 from kvgen.toolchain.artifact import Artifact, KernelResources, Resources
 
 
@@ -41,68 +38,22 @@ def test_launches_of_several_back_ends_come_back_with_their_own(make_entry):
     assert make_entry(((1, 4096), (8, 1024))).key == entry.key
 
 
-WAVES = Waves(heads=8, resident=66, ctas_per_sm=1, step_tokens=256, tile_bytes=17408, most_waves=1, visible=4096)
-
-
-def _table(**changes: object) -> DispatchTable:
-    cells = (Cell("4x8192", 1, (20.0, 10.0), 10.0, 9.0), Cell("4x128-8192", 0, (12.0, None), 11.0))
-    return DispatchTable(**{"launches": (), "default": 0, "members": (0, 1), "cells": cells, "worst_regret": 1.09, **changes})
-
-
-def _with_table(entry: Entry, table: DispatchTable) -> Entry:
-    """The entry with a second launch, which only its table names."""
+def _with_another(entry: Entry) -> Entry:
+    """The entry with a further launch."""
     work, schedule = entry.launches[0].workload, entry.schedule(entry.launches[0])
     source = entry.codes[entry.launches[0].file].source("cpu")
     other = Schedule(schedule.backend, schedule.layout, Params(threads=99))
     another = replace(source, text=source.text + "// another\n")
-    return Entry.of(
-        entry.spec, "cpu", [(work, schedule, source, None)], [(parse("4x8192"), other, another, None)], table, device=entry.device
-    )
+    return Entry.of(entry.spec, "cpu", [(work, schedule, source, None)], [(work, other, another, None)], device=entry.device)
 
 
-def test_a_dispatch_table_round_trips_and_is_no_part_of_the_key(make_entry):
-    entry = _with_table(make_entry(), _table())
-    again = _again(entry)
-    assert again == entry
+def test_a_further_launch_round_trips_and_is_no_part_of_the_key(make_entry):
+    again = _again(_with_another(make_entry()))
+    assert again == _with_another(make_entry())
     assert again.key == make_entry().key
-    assert [launch.workload.key for launch in again.every_launch] == ["1x4096", "4x8192"]
+    assert [launch.params.get("threads") for launch in again.every_launch][1:] == [99]
     assert len(again.codes) == 2
-    assert [again.look_up().launch(*call) for call in ((1, 4096), (4, 8192, 1, 4 * 8192), (4, 8192), (1024, 1 << 20))] == [0, 1, 0, 0]
-    timing = again.timing(parse("4x8192"))
-    assert (timing.us, timing.read_us, timing.default_us) == (10.0, 9.0, 20.0)
-    assert [again.dispatch.regret(cell) for cell in again.dispatch.cells] == [1.0, 12.0 / 11.0]
-
-
-def test_how_launches_fill_a_gpu_round_trips_and_reaches_the_look_up(make_entry):
-    again = _again(_with_table(make_entry(), _table(waves=(WAVES, None))))
-    assert again.dispatch.waves == (WAVES, None)
-    assert again.dispatch.filling == {0: WAVES}
-    assert again.look_up()._waves == {0: WAVES}
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"default": 2},
-        {"default": -1},
-        {"members": (0, 7)},
-        {"cells": (Cell("4x8192", 5, (20.0, 10.0), 10.0),)},
-        {"cells": (Cell("4x8192", 1, (20.0,), 10.0),)},
-        {"cells": (Cell("four", 1, (20.0, 10.0), 10.0),)},
-        {"cells": (Cell("4x8192", 1, (20.0, 10.0), 0.0),)},
-        {"cells": (Cell("4x8192", 1, (0.0, 10.0), 10.0),)},
-        {"cells": (Cell("4x8192", 1, (20.0, -1.0), 10.0),)},
-        {"cells": (Cell("4x8192", 1, (20.0, 10.0), 10.0, 0.0),)},
-        {"members": (1, 1)},
-        {"waves": (WAVES,)},
-        {"waves": (None, replace(WAVES, resident=0))},
-        {"waves": (replace(WAVES, visible=0), None)},
-    ],
-)
-def test_a_table_that_does_not_fit_its_entry_is_refused(make_entry, wrong):
-    entry = _with_table(make_entry(), _table(**wrong))
-    with pytest.raises(ValueError, match="dispatch table|not a workload"):
-        _again(entry)
+    assert [again.look_up().launch(*call) for call in ((1, 4096), (1024, 1 << 20))] == [0, 0]
 
 
 @pytest.mark.parametrize("wrong", [{"us": 0.0}, {"us": -1.0}, {"read_us": 0.0}, {"default_us": -2.0}, {"samples": (1.0, 0.0)}])
@@ -138,9 +89,6 @@ ERRORS = {"normal": {"relative_l2": 0.1}, "structured": {"relative_l2": 0.2, "co
     [
         ({"provenance": {"date": 5}}, "provenance.date: "),
         ({"provenance": {"why": ["a"]}}, "provenance.why: "),
-        ({"provenance": {"grid": [1]}}, "provenance.grid: "),
-        ({"provenance": {"grid": {"failed": "all"}}}, "provenance.grid.failed: "),
-        ({"provenance": {"grid": {"failed": [{"backend": "cuda"}]}}}, "provenance.grid.failed.0.kind: Field required"),
         ({"accuracy": {"1x4096": 3}}, "accuracy"),
         ({"accuracy": {"1x4096": {"relative_l2": "small"}}}, "accuracy.relative_l2: "),
         ({"quality": {"model": None}}, "quality.outputs: Field required"),
@@ -232,7 +180,7 @@ def test_code_keeps_resources_and_artifact(make_entry, data_dir):
     ("change", "reason"),
     [
         ({"schema": 99}, "schema 99"),
-        ({"schema": 1}, "schema 1: this kvgen reads 3"),
+        ({"schema": 1}, "schema 1: this kvgen reads 4"),
         ({"key": "0" * 16}, "key does not follow"),
     ],
 )

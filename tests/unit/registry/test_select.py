@@ -116,8 +116,8 @@ def test_without_an_entry_the_first_back_end_that_supports_the_spec_gives_the_de
         def missing(self):
             return None
 
-        def plain(self, spec, target):
-            return None
+        def defaults(self, spec, target):
+            return ()
 
     monkeypatch.setattr(backends, "get_backend", Fake)
     selection = select(spec, "sm90", stores=[store], device=HERE)
@@ -175,8 +175,8 @@ def cpu_space(monkeypatch):
         def unsupported(self, spec, target):
             return "it refuses sinks" if spec.attention.sinks else None
 
-        def plain(self, spec, target):
-            return None
+        def defaults(self, spec, target):
+            return ()
 
         def space(self, spec, target):
             own = parameters if self.name == "cpu" else [*parameters[:2], Parameter("tile", "launch", (8,), "")]

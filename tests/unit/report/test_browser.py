@@ -18,9 +18,7 @@ from kvgen._resources import generated
 from kvgen.bench.results import read_results
 from kvgen.registry import Store
 from kvgen.report.page import render
-from kvgen.spec import KernelSpec
 from kvgen.toolchain import ArtifactCache
-from tests.support.grids import cell, with_grid
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 WIDTHS = (360, 1280)
@@ -82,13 +80,8 @@ def seen(page: str, folder: Path, mode: str) -> list[dict[str, object]]:
 def test_nothing_wraps_is_cut_too_wide_or_pale(tmp_path: Path, mode: str):
     entries = [found.entry for found in Store(generated()).all() if found.entry is not None]
     rows = [row for name in ("h200_attend.csv", "h200_flashinfer.csv") for row in read_results(picture.RESULTS / name)]
-    table = [cell(f"{1 << i}x{512 << j}", (i + j) % 2, [9.0 + i, 9.0 + j], 9.0) for i in range(11) for j in range(14)]
-    ragged = [cell(f"{1 << i}x{32 << j}-{2048 << j}", i % 2, [1234.0, 1000.0], 1000.0) for i in range(1, 11) for j in range(12)]
-    wide = next(entry for entry in entries if len(entry.launches) > 1 and isinstance(entry.spec, KernelSpec))
-    entries[entries.index(wide)] = with_grid(wide, *table, *ragged)
-    grids = sum(entry.dispatch is not None for entry in entries)  # each has three maps of equal lengths and three of unequal ones
     for one in seen(render(entries, ArtifactCache(tmp_path / "cache"), rows), tmp_path, mode):
-        assert one.pop("charts") == sum(len(entry.timings) for entry in entries) + len(entries) + 6 * grids
+        assert one.pop("charts") == sum(len(entry.timings) for entry in entries) + len(entries)
         assert one == {"wider": 0, "wrapped": [], "cut": [], "pale": [], "mode": mode}
 
 

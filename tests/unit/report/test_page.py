@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -11,12 +10,10 @@ import pytest
 from kvgen.bench.results import Result
 from kvgen.registry import Store
 from kvgen.report.page import render
-from kvgen.report.plane import REGRET, cells, kinds, maps
 from kvgen.toolchain import ArtifactCache
 from kvgen.tune.budget import Budget
 from kvgen.tune.result import TuningResult
 from kvgen.tune.tuner import tune
-from tests.support.grids import cell, with_grid, with_table
 from tests.support.tuning import FakeBackend, FakeRunner, tiny_spec
 
 VOID = {"meta", "link", "br", "img", "source"}
@@ -69,10 +66,6 @@ def test_the_page_shows_times_search_and_failures(result: TuningResult, cache: A
     for text in ("142 µs (.35)", "232 µs (.22)", "made to fail: crash", "11 candidates, 2 of them failed", "layout.block"):
         assert text in page
     assert page.count("best time of the search so far at") == 2
-
-
-def test_an_entry_without_a_grid_says_so(result: TuningResult, cache: ArtifactCache):
-    assert "No grid of the plane" in render([with_table(result.entry, None)], cache)
 
 
 def test_the_page_needs_no_network_and_has_both_modes(result: TuningResult, cache: ArtifactCache):
@@ -128,59 +121,3 @@ def test_a_page_about_accuracy_is_linked(result: TuningResult, cache: ArtifactCa
     for entries in ([], [result.entry]):
         assert "kvgen-accuracy.html" in Balanced(render(entries, cache, accuracy="kvgen-accuracy.html")).links
         assert "kvgen-accuracy.html" not in render(entries, cache)
-
-
-def test_the_grid_becomes_maps_and_what_is_beside_it_a_table(result: TuningResult, cache: ArtifactCache):
-    entry = with_grid(
-        result.entry,
-        cell("1x512", 0, [10.0, 20.0], 10.0),
-        cell("8x1024", 1, [None, 12.0], 10.0),
-        cell("1x1024", 0, [10.0, 20.0], 10.0),
-        cell("8x512", 1, [20.0, 10.0], 10.0),
-        cell("8x64-4096", 1, [9.0, 8.0], 8.0),
-        cell("1x1024:sustained", 0, [11.0, 20.0], 10.0, watts=640.2, clock_mhz=1540.0),
-        cell("4x1024", 0, [None, 12.0], 12.0),
-        skipped={"1024x512": "the time was over.", "512x512": "the time was over."},
-    )
-    found = {one.name: one for one in cells(entry)}
-    assert "4x1024" not in found  # its launch has no time there
-    assert (found["8x1024"].regret, found["8x1024"].read_fraction, found["8x1024"].letter) == (1.2, 0.5, "B")
-    mapped, apart = kinds(found.values())
-    assert {traffic: len(same) for traffic, same in mapped.items()} == {"equal lengths": 4}
-    assert [one.name for one in apart] == ["8x64-4096", "1x1024:sustained"]
-    page = render([entry], cache)
-    Balanced(page)
-    assert "6 workloads were measured" in page
-    assert "2 not measured: the time was over." in page
-    assert "The worst is 1.20×, at 8x1024" in page
-    assert "8x1024: launch B, 12 µs, .50 of the read" in page
-    assert "640\N{NO-BREAK SPACE}W" in page
-    assert "1540\N{NO-BREAK SPACE}MHz" in page
-    assert "No grid of the plane" not in page
-    assert "1.20×</b><span>worst regret" in page
-
-
-def test_what_failed_over_the_grid_is_told(result: TuningResult, tmp_path: Path):
-    failed = {"backend": "cuda", "kind": "wrong", "count": 3, "example": "cuda[w=4] at 16x512", "detail": "bits <differ>"}
-    entry = replace(result.entry, provenance={**result.entry.provenance, "grid": {"cells": 9, "launches": 2, "failed": [failed]}})
-    page = render([entry], ArtifactCache(tmp_path))  # without the record of a search
-    Balanced(page)
-    assert re.search(r">wrong</td><td class=\"n\">3</td><td class=\"keep\">cuda</td><td class=\"keep\">the grid</td>", page)
-    assert "bits &lt;differ&gt;" in page
-    assert "cuda[w=4] at 16x512" in page
-    assert "What failed, and why" not in render([replace(entry, provenance={})], ArtifactCache(tmp_path))
-
-
-def test_unequal_lengths_have_maps_of_their_own(result: TuningResult):
-    ragged = [cell(f"{2 << i}x{32 << j}-{2048 << j}", 0, [1.0, 1.0], 1.0) for i in range(2) for j in range(2)]
-    mapped, apart = kinds(cells(with_grid(result.entry, *ragged, cell("1x512q4", 0, [1.0, 1.0], 1.0))))
-    assert list(mapped) == ["unequal lengths, from 1/64 of the longest"]
-    assert [one.traffic for one in apart] == ["equal lengths, 4 query tokens"]
-    (read, regret) = maps(mapped["unequal lengths, from 1/64 of the longest"])  # one launch serves all of them
-    assert "longest sequence, tokens" in regret.svg
-    assert read.svg.count('class="edge"') == 1
-
-
-def test_a_color_is_that_of_the_number_as_it_is_written():
-    assert [REGRET.group(value) for value in (1.0, 1.004, 1.012, 1.2, 9.0)] == [0, 0, 1, 4, 5]
-    assert REGRET.group(1.0149) == REGRET.group(1.0101)

@@ -14,7 +14,7 @@ from kvgen.tune.budget import Budget
 from kvgen.tune.compile_only import CompileReport, compile_space, covering
 from kvgen.tune.trial_store import flatten
 from kvgen.tune.tuner import tune
-from tests.support.tuning import FakeBackend, FakeRunner, PlainBackend, tiny_spec
+from tests.support.tuning import FakeBackend, FakeRunner, SeveralDefaults, tiny_spec
 
 
 def compiled(root: Path, backend: FakeBackend | None = None, limit: int | None = None) -> CompileReport:
@@ -32,14 +32,14 @@ def test_every_schedule_is_compiled_and_the_default_registered_as_untuned(tmp_pa
     assert report.to_json()["excluded"] == []
 
 
-def test_an_untuned_entry_has_a_plain_schedule_for_calls_beyond_the_grid(tmp_path: Path):
-    entry = compiled(tmp_path, PlainBackend(), limit=1).entry
-    assert [launch.params["threads"] for launch in entry.every_launch] == [2, 2, 4]
-    assert [entry.look_up().launch(batch, 512) for batch in (1, 32, 512)] == [0, 0, 2]
+def test_an_untuned_entry_has_all_defaults(tmp_path: Path):
+    entry = compiled(tmp_path, SeveralDefaults(), limit=1).entry
+    assert [launch.params["threads"] for launch in entry.launches] == [2, 2]
+    assert [launch.params["threads"] for launch in entry.further] == [1, 8]
     assert Store(tmp_path / "registry").all()[0].entry == entry
-    for broken, which in ((2, "default"), (4, "plain")):
-        with pytest.raises(CompileError, match=f"the {which} schedule of cpu"):
-            compiled(tmp_path, PlainBackend(broken=broken))
+    for broken in (2, 8):
+        with pytest.raises(CompileError, match="a default schedule of cpu"):
+            compiled(tmp_path, SeveralDefaults(broken=broken))
 
 
 def test_what_does_not_compile_is_excluded_by_name(tmp_path: Path):

@@ -200,24 +200,3 @@ def test_compilers_without_work_begin_with_the_next_round(tmp_path: Path, monkey
         tune(tiny_spec(), "cpu", budget, backends=[FakeBackend()], runner=Runner(exclusive=exclusive), **place)
         round_one = round_one or seen[0]
     assert seen[0] > round_one
-
-
-def test_only_launches_near_the_fastest_get_further_rounds_at_a_cell(
-    tmp_path: Path, workers: FakeWorkers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[tuple[list[str], int]] = []
-    speeds = {"fast": 10.0, "near": 11.0, "slow": 13.0}
-
-    def interleave(jobs: list[Job], rounds: int, *_: Any) -> list[Outcome]:
-        names = [job.artifact.name for job in jobs]
-        asked.append((names, rounds))
-        known = [(Timing(job.workloads[0], speeds[name], (speeds[name],) * rounds),) for job, name in zip(jobs, names, strict=True)]
-        return [Outcome("ok", "", timings) for timings in known]
-
-    monkeypatch.setattr(isolated_runner, "interleave", interleave)
-    candidate = Candidate(SCHEDULE, Workload(batch=1, kv_len=512))
-    entrants = [(candidate, Artifact(name, Path(name), Resources("none", 0.0))) for name in speeds]
-    records = _runner(tmp_path).measure_cell(entrants, 4, 0)
-    assert asked == [(["fast", "near", "slow"], 1), (["fast", "near"], 3)]
-    assert [len(record.samples) for record in records] == [4, 4, 1]
-    assert [record.us for record in records] == list(speeds.values())

@@ -357,16 +357,15 @@ def test_more_turns_that_fail_or_are_cut_short(place: Place, cut: str):
             return [Record(r.candidate, "timeout") if r.candidate.schedule.launch["threads"] == 4 else r for r in records]
 
     runner = Runner()
-    result = place.tune(runner, plane=True)
+    result = place.tune(runner)
     assert result.interrupted == (cut == "interrupt")
-    assert bool(runner.cells) == (cut != "interrupt")
     (launch,) = (launch for launch in result.entry.launches if launch.workload.key == "2x512")
     assert (launch.params["threads"] == 4) == (cut == "interrupt")
 
 
 def test_a_finalist_that_cannot_be_compiled_here_is_left_out_and_named(place: Place, monkeypatch: pytest.MonkeyPatch):
     """Another run measured it, and its module is no longer in the cache."""
-    place.tune(FakeRunner(), plane=False)
+    place.tune(FakeRunner())
     artifact = CompileQueue.artifact
 
     def crashing(queue: CompileQueue, schedule: Schedule) -> Artifact:
@@ -376,7 +375,7 @@ def test_a_finalist_that_cannot_be_compiled_here_is_left_out_and_named(place: Pl
 
     monkeypatch.setattr(CompileQueue, "artifact", crashing)
     runner = FakeRunner()
-    result = place.tune(runner, fresh=True, plane=False)
+    result = place.tune(runner, fresh=True)
     assert 4 not in {candidate.schedule.launch["threads"] for candidate in runner.finals[0]}
     assert {launch.params["threads"] for launch in result.entry.launches}.isdisjoint({4})
     assert all("was left out of the final: g++ was killed by SIGKILL" in note for note in result.notes)
@@ -395,9 +394,9 @@ def test_schedules_whose_compiler_was_killed_are_told(place: Place, monkeypatch:
     monkeypatch.setattr(CompileQueue, "artifact", crashing)
     if least == 1:
         with pytest.raises(MeasureError, match=r"nothing was measured.*17 schedules could not be compiled here.*killed by SIGKILL"):
-            place.tune(FakeRunner(), plane=False)
+            place.tune(FakeRunner())
     else:
-        (note,) = place.tune(FakeRunner(), plane=False).notes
+        (note,) = place.tune(FakeRunner()).notes
         assert "could not be compiled here, and were not judged" in note
 
 
@@ -405,7 +404,7 @@ def test_a_bound_of_time_searches_though_trials_cover_the_space(place: Place, mo
     given: list[bool] = []
     monkeypatch.setattr(contenders, "Search", lambda *args: given.append(args[-1]) or Search(*args))
     for budget in (Budget(), Budget(trials=1000), Budget(trials=3), Budget(seconds=60.0), Budget(trials=1000, seconds=60.0)):
-        place.tune(FakeRunner(), budget=budget, plane=False)
+        place.tune(FakeRunner(), budget=budget)
     assert given == [True, True, True, False, False]
 
 
@@ -425,7 +424,7 @@ def test_a_compiler_that_takes_too_long_holds_up_neither_search_nor_final(place:
             return records
 
     runner = Runner(exclusive=False)
-    result = place.tune(runner, budget=Budget(seconds=1.5), backends=[Slow()], plane=False)
+    result = place.tune(runner, budget=Budget(seconds=1.5), backends=[Slow()])
     assert not result.interrupted
     assert all(waited)
     assert 4 not in {candidate.schedule.launch["threads"] for candidate in runner.finals[0]}
@@ -439,7 +438,7 @@ def test_the_default_is_measured_though_the_budget_ends_while_it_is_compiled(pla
             return super().lower(spec, schedule, target)
 
     runner = FakeRunner(exclusive=False)
-    result = place.tune(runner, budget=Budget(seconds=1.0), backends=[Slow()], plane=False)
+    result = place.tune(runner, budget=Budget(seconds=1.0), backends=[Slow()])
     assert not result.interrupted
     assert {candidate.workload.key for candidate in runner.measured} == {workload.key for workload in result.entry.spec.workloads}
 

@@ -16,8 +16,7 @@ from kvgen.runtime import checks
 from kvgen.runtime.calls import Calls
 from kvgen.runtime.executable import Executable
 from kvgen.runtime.module import load
-from kvgen.spec.dispatch import Dispatch, Measured
-from kvgen.spec.waves import Waves
+from kvgen.spec.dispatch import Call, Dispatch, Tiling
 
 _FOLDER = Path(__file__).resolve().parent
 _FACTS: Any = json.loads((_FOLDER / "_kernel.json").read_text(), object_hook=lambda facts: SimpleNamespace(**facts))
@@ -59,10 +58,8 @@ def _load(build: Any) -> Calls:
     loaded = {file: Executable(load(_FOLDER / file), spec.attention.q_len) for file in files}
     launches = [loaded[launch.library] for launch in build.launches]
     table = build.dispatch
-    measured = [Measured(one.workload, one.launch, one.losses) for one in table.measured]
-    waves = {one.launch: Waves(**vars(one.waves)) for one in table.waves}
-    dispatch = Dispatch(measured, table.default, sustained=table.sustained, waves=waves)
-    return Calls(spec, build.layout, launches, dispatch)
+    tuned = [(Call(*call), index) for *call, index in table.tuned]
+    return Calls(spec, build.layout, launches, Dispatch([Tiling(**vars(one)) for one in table.launches], tuned))
 
 
 def _fitting(device: torch.device) -> Any:

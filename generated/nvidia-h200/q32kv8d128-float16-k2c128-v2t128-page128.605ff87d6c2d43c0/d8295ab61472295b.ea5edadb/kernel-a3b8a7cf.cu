@@ -1,0 +1,54 @@
+#line 1 "cuda/module.cu.jinja"
+// Decode attention over a quantized KV cache: one variant.
+#include "kvgen/module.cuh"
+#line 12 "cuda/module.cu.jinja"
+
+namespace {
+
+using Key = kvgen::Quant<2, kvgen::Axis::channel, 128, true, 16, kvgen::Select::mean_abs>;
+using Value = kvgen::Quant<2, kvgen::Axis::token, 128, true>;
+using ResidualRows = kvgen::ResidualRows<128, 32, 128, 0, 1>;
+using Format = kvgen::Format<__half, Key, Value, 128, 128, ResidualRows>;
+static_assert(Format::kSubtileBytes == 2304 && Format::kHeaderBytes == 640 && Format::kBlockBytes == 9856);
+static_assert(kvgen::pack_smem_bytes<Format>() == 10896);
+
+#line 28 "cuda/module.cu.jinja"
+struct Schedule {
+  // Shared memory of a CTA: offsets in bytes; kSlot is the size of a KV tile.
+  struct StaticMemory {
+    static constexpr int kSlot = 9744, kBarriers = 58464, kQuery = 58464, kMerge = 62560, kPages = 74944, kWorkTiles = 74992, kScalars = 75760, kFlags = 76208, kCluster = 76224, kFlush = 0, kTotal = 76288;
+  };
+  struct PlannedMemory {
+    static constexpr int kSlot = 9744, kBarriers = 58464, kQuery = 58464, kMerge = 62560, kPages = 74944, kWorkTiles = 74992, kScalars = 75760, kFlags = 76208, kCluster = 76224, kFlush = 0, kTotal = 76288;
+  };
+  static constexpr int kWarps = 6;
+  static constexpr int kTileSubtiles = 4;
+  static constexpr int kTilesInFlight = 1;
+  static constexpr int kCtasPerSm = 2;
+  static constexpr kvgen::Copy kCopy = kvgen::Copy::cp_async;
+  static constexpr kvgen::Reduction kReduction = kvgen::Reduction::last_cta;
+  static constexpr int kCluster = 1;
+  static constexpr int kGroup = 4;
+  static constexpr int kMaxQLen = 1;
+  static constexpr int kQTiles = 1;
+  static constexpr bool kPaged = true;
+  static constexpr int kPageBlocks = 1;
+  static constexpr int kWindowPlaces = 0;
+  static constexpr bool kExactQ = false;
+  static constexpr bool kOverlap = true;
+  using Mask = kvgen::CausalMask;
+  using ScoreModifier = kvgen::NoModifier;
+  using Sinks = kvgen::NoSinks;
+};
+
+struct Shape {
+  static constexpr int kKvHeads = 8;
+  static constexpr int kPage = 128;
+  static constexpr bool kSinks = Schedule::Sinks::kActive;
+};
+
+using Module = kvgen::Module<Format, Schedule, Shape>;
+
+}  // namespace
+
+KVGEN_EXPORT_MODULE(Module)

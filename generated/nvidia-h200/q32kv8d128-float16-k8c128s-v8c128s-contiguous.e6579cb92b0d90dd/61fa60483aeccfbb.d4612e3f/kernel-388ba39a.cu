@@ -1,0 +1,54 @@
+#line 1 "cuda/module.cu.jinja"
+// Decode attention over a quantized KV cache: one variant.
+#include "kvgen/module.cuh"
+#line 12 "cuda/module.cu.jinja"
+
+namespace {
+
+using Key = kvgen::Quant<8, kvgen::Axis::channel, 128, false>;
+using Value = kvgen::Quant<8, kvgen::Axis::channel, 128, false>;
+using ResidualRows = kvgen::ResidualRows<128, 0, 0, 0, 1>;
+using Format = kvgen::Format<__half, Key, Value, 128, 128, ResidualRows>;
+static_assert(Format::kSubtileBytes == 8192 && Format::kHeaderBytes == 512 && Format::kBlockBytes == 33280);
+static_assert(kvgen::pack_smem_bytes<Format>() == 5632);
+
+#line 28 "cuda/module.cu.jinja"
+struct Schedule {
+  // Shared memory of a CTA: offsets in bytes; kSlot is the size of a KV tile.
+  struct StaticMemory {
+    static constexpr int kSlot = 8704, kBarriers = 139264, kQuery = 139264, kMerge = 143360, kPages = 159872, kWorkTiles = 159872, kScalars = 160896, kFlags = 161472, kCluster = 161488, kFlush = 0, kTotal = 164096;
+  };
+  struct PlannedMemory {
+    static constexpr int kSlot = 8704, kBarriers = 139264, kQuery = 139264, kMerge = 143360, kPages = 159872, kWorkTiles = 159872, kScalars = 160896, kFlags = 161472, kCluster = 161488, kFlush = 0, kTotal = 161536;
+  };
+  static constexpr int kWarps = 8;
+  static constexpr int kTileSubtiles = 1;
+  static constexpr int kTilesInFlight = 2;
+  static constexpr int kCtasPerSm = 1;
+  static constexpr kvgen::Copy kCopy = kvgen::Copy::cp_async;
+  static constexpr kvgen::Reduction kReduction = kvgen::Reduction::cluster;
+  static constexpr int kCluster = 8;
+  static constexpr int kGroup = 4;
+  static constexpr int kMaxQLen = 1;
+  static constexpr int kQTiles = 1;
+  static constexpr bool kPaged = false;
+  static constexpr int kPageBlocks = 0;
+  static constexpr int kWindowPlaces = 0;
+  static constexpr bool kExactQ = true;
+  static constexpr bool kOverlap = true;
+  using Mask = kvgen::CausalMask;
+  using ScoreModifier = kvgen::NoModifier;
+  using Sinks = kvgen::NoSinks;
+};
+
+struct Shape {
+  static constexpr int kKvHeads = 8;
+  static constexpr int kPage = 0;
+  static constexpr bool kSinks = Schedule::Sinks::kActive;
+};
+
+using Module = kvgen::Module<Format, Schedule, Shape>;
+
+}  // namespace
+
+KVGEN_EXPORT_MODULE(Module)
