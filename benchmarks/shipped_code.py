@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvgen.registry.migrate import upgraded
+
 from benchmarks.attend_code import AttendKernel, attend_kernels
 from benchmarks.command import parser, processors
 from benchmarks.compiling import build_sources
@@ -27,7 +29,6 @@ from kvgen.lower.backends import get_backend
 from kvgen.lower.base import Source
 from kvgen.lower.schedule import Schedule
 from kvgen.registry.entry import Code, Entry
-from kvgen.registry.migrate import upgraded
 from kvgen.registry.store import read_parts
 from kvgen.toolchain import Artifact
 

@@ -257,7 +257,7 @@ def test_space_counts_and_explains(kvgen: Any):
     assert "cannot be built" in shown
     assert "can be built, not searched" in shown
     assert "default at 1x256: block=" in shown
-    assert "plain: block=" in shown
+    assert "where nothing is tuned: block=" in shown
 
 
 def test_a_back_end_that_cannot_take_a_spec_leaves_it_to_the_others_and_all_reasons_are_told(kvgen: Any, tmp_path: Path):

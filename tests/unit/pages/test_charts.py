@@ -4,14 +4,11 @@ import re
 from xml.dom import minidom
 
 import pytest
-from kvgen.pages.heat_map import Colors, heat_map
 from markupsafe import Markup
 
 from kvgen.pages import numbers, svg
 from kvgen.pages.bars import Bar, bar_chart
 from kvgen.pages.course import Course, course_chart
-
-COLORS = Colors("b", (0.1, 0.2, 0.3, 0.4, 0.5), numbers.fraction)
 
 
 def boxes(chart: str, class_: str) -> list[dict[str, float]]:
@@ -53,20 +50,6 @@ def test_a_bar_is_as_long_as_its_time_and_solid_for_its_read():
 def test_a_read_that_took_longer_than_the_kernel_stays_in_its_bar():
     chart = bar_chart([Bar("odd", 50.0, 60.0)], "times")
     assert boxes(chart, "other")[0]["width"] == boxes(chart, "other-pale")[0]["width"]
-
-
-def test_the_heat_map_has_a_cell_per_value_the_smallest_row_at_the_bottom():
-    values = {(1, 512): 0.05, (8, 512): 0.15, (1, 1024): 0.95}
-    chart = heat_map(
-        [1, 8], [512, 1024], values, COLORS, "map", across="batch", down="tokens", hints={(1, 512): "here"}, marked=frozenset({(8, 512)})
-    )
-    low, middle, high = boxes(chart, "b0"), boxes(chart, "b1"), boxes(chart, "b5")
-    assert len(low) == len(middle) == len(high) == 1
-    assert low[0]["y"] == middle[0]["y"] > high[0]["y"]
-    assert low[0]["x"] == high[0]["x"] < middle[0]["x"]
-    assert len(boxes(chart, "edge")) == 1
-    assert "<title>here</title>" in chart
-    assert ">1K</text>" in chart
 
 
 def test_a_course_falls_in_steps_to_its_best():
