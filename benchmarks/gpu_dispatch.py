@@ -107,7 +107,7 @@ def main() -> int:
                 rows.append(row)
                 write_rows(of_gpu("dispatch_untuned" if options.untuned else "dispatch"), rows, gpu_facts(POLICY))
                 print(f"{spec.name:20} {row['batch']:4} x {row['longest']:7} {row['us']:9.2f} µs  regret {row['regret']:.3f}", flush=True)
-    for name in dict.fromkeys(row["spec"] for row in rows):
+    for name in dict.fromkeys(str(row["spec"]) for row in rows):
         mine = [row for row in rows if row["spec"] == name]
         worst = max(mine, key=lambda row: row["regret"])
         mean = geometric_mean(row["regret"] for row in mine)
