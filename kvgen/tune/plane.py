@@ -28,7 +28,7 @@ from kvgen.tune.contenders import Contender
 from kvgen.tune.decide import Decision
 from kvgen.tune.failures import failures
 from kvgen.tune.portfolio import Portfolio, choose, worst_by_size
-from kvgen.tune.runner import Runner
+from kvgen.tune.runner import Runner, verified
 from kvgen.tune.times import BARRING, Times, fill
 
 POOL = 128
@@ -89,8 +89,8 @@ class Plane:
         self._q_len = q_len_of(spec)
         self._artifacts: dict[Schedule, Artifact | None] = {}
         self._times = Times()
-        self._accuracy: dict[Key, Facts] = {}
-        """The errors of every candidate that was verified."""
+        self._judged: set[Key] = set()
+        """The candidates that were verified, or whose inputs do not fit."""
         self._most_positions = math.inf
         """Sequences times longest length at which a reference did not fit into memory: it takes several times the memory of a launch."""
 
@@ -117,7 +117,6 @@ class Plane:
         own = {work.key for work in self._spec.workloads}
         cells = [*self._spec.workloads, *(cell for cell in self._grid.cells(self._q_len) if cell.key not in own)]
         self._fill(cells, finalists, until(1 - VERIFYING))
-        self._accuracy = {record.candidate.key: record.accuracy for record in records if record.ok}
         while True:
             if default in self._times.barred:  # calls beyond the grid take it
                 default = self._default(decision, winners)
@@ -126,6 +125,11 @@ class Plane:
             portfolio, worst_regrets = self._choose(measured, finalists, default, decision)
             if self._verified(portfolio, measured, finalists):
                 return self._table(decision, portfolio, worst_regrets, measured, finalists, default)
+
+    @property
+    def wrong(self) -> list[Record]:
+        """What was wrong at a workload of the grid."""
+        return [record for record in self._times.failures if record.kind == "wrong"]
 
     # --- launches ----------------------------------------------------------------------------------------------------
 
@@ -254,7 +258,9 @@ class Plane:
         return replace(portfolio, serves=tuple(serves)), worst_by_size(rows, keep, limits)
 
     def _verified(self, portfolio: Portfolio, cells: Sequence[Workload], finalists: Sequence[Schedule]) -> bool:
-        """Whether every member is right at the largest workloads that it serves, and at those of the spec. One that is not is barred."""
+        """Whether every member is right at the largest workloads that it serves, and at those of the spec. One that is not, or that can be
+        verified nowhere, is barred.
+        """
         for index in portfolio.launches:
             schedule = finalists[index]
             served = [cell for cell, launch in zip(cells, portfolio.serves, strict=True) if launch == index]
@@ -262,16 +268,19 @@ class Plane:
             while artifact is not None and (cell := self._next_to_verify(schedule, served)) is not None:
                 candidate = Candidate(schedule, cell)
                 self._tell(f"verifying {candidate}")
-                record = self._runner.verify(candidate, artifact)
+                record = verified(self._runner, candidate, artifact)
                 if record.kind == "oom":
                     self._tell(f"the reference does not fit into memory at {cell.key}")
                     self._most_positions = cell.batch * cell.kv_len
                     continue
-                self._accuracy[candidate.key] = record.accuracy
+                self._judged.add(candidate.key)
                 if not record.right and record.kind != "unsupported":
                     self._times.failures.append(record)
                     self._times.barred.add(schedule)
                     return False
+            if artifact is None or all(module != artifact.sha256 for module, _ in self._runner.passed):
+                self._times.barred.add(schedule)
+                return False
         return True
 
     def _next_to_verify(self, schedule: Schedule, served: Sequence[Workload]) -> Workload | None:
@@ -281,7 +290,7 @@ class Plane:
         own = {work.key for work in self._spec.workloads}
         fitting = self._fitting_reference(served) or self._fitting_reference(self._grid.anchors(self._q_len))[:1]
         cells = [*largest(fitting), *(cell for cell in fitting if cell.key in own)]
-        return next((cell for cell in cells if Candidate(schedule, cell).key not in self._accuracy), None)
+        return next((cell for cell in cells if Candidate(schedule, cell).key not in self._judged), None)
 
     def _fitting_reference(self, cells: Iterable[Workload]) -> list[Workload]:
         return [cell for cell in cells if cell.batch * cell.kv_len < self._most_positions]
@@ -329,7 +338,7 @@ class Plane:
             return record
         measured = self._times.record(record.candidate.workload, serving)
         assert measured is not None
-        return replace(measured, accuracy=self._accuracy.get(measured.candidate.key, {}))
+        return replace(measured, accuracy=self._runner.passed.get((measured.module, measured.candidate.workload.key), {}))
 
     def _cell(
         self, cell: Workload, serving: Schedule, members: Sequence[Schedule], finalists: Sequence[Schedule], index: Mapping[Schedule, int]

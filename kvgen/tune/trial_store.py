@@ -137,6 +137,8 @@ class TrialStore:
         self._storage, self._watch = storage, Watch()
         self._open: dict[str, Claim] = {}
         self.records: dict[str, Record] = {}
+        self._read: set[int] = set()
+        """Numbers of the trials whose record is known."""
         if exclusive:
             self._drop_unfinished()
         self.read()
@@ -146,15 +148,18 @@ class TrialStore:
             self.study.tell(trial.number, state=TrialState.FAIL)
 
     def read(self) -> list[Record]:
-        """Read the study, with measurements of other hosts, and return the new records. Raises HostError for one that is damaged."""
+        """Read the study, with measurements of other hosts, and return the new records. Raises HostError for one that is damaged.
+
+        The last trial of a schedule counts: a module that fails after all is told in a trial of its own.
+        """
         fresh = []
         for trial in self.study.get_trials(deepcopy=False):
             data = trial.user_attrs.get(RECORD)
-            if data is not None and trial.state.is_finished():
+            if data is not None and trial.state.is_finished() and trial.number not in self._read:
                 record = self._record(trial.number, data)
-                if record.candidate.schedule.id not in self.records:
-                    self.records[record.candidate.schedule.id] = record
-                    fresh.append(record)
+                self.records[record.candidate.schedule.id] = record
+                self._read.add(trial.number)
+                fresh.append(record)
         return fresh
 
     def _record(self, number: int, data: Any) -> Record:
@@ -254,5 +259,7 @@ class TrialStore:
             del self._open[schedule.id]
             self._open[schedule.id] = self._ask(flatten(schedule))
             self._storage.set_trial_user_attr(self._open[schedule.id].trial_id, RECORD, record.to_json())
-        self._tell(self._open.pop(schedule.id), record.cost if record.ok else None, TrialState.COMPLETE if record.ok else TrialState.PRUNED)
+        claim = self._open.pop(schedule.id)
+        self._read.add(claim.number)
+        self._tell(claim, record.cost if record.ok else None, TrialState.COMPLETE if record.ok else TrialState.PRUNED)
         self.records[schedule.id] = record

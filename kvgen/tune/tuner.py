@@ -39,7 +39,7 @@ from kvgen.tune.present import present_launches, present_table
 from kvgen.tune.progress import Best, Phase, Progress, Watch
 from kvgen.tune.register import make_entry, with_known
 from kvgen.tune.result import TuningResult
-from kvgen.tune.runner import Runner
+from kvgen.tune.runner import Runner, verified
 from kvgen.tune.search import Search
 from kvgen.tune.times import LATE
 from kvgen.tune.warm_start import warm_starts
@@ -75,13 +75,13 @@ def tune(
 ) -> TuningResult:
     """Search the spaces of the back ends that support the spec, and register the winner in `store` (the user's).
 
-    One layout for the spec, one launch per workload, of any back end. Interrupting the run registers the best so far. Only one
-    process at a time tunes a key; another that waited takes over its entry. `storage` is a database URL that several hosts share;
-    without it studies are journals in the cache. `devices` are GPU indices, one worker each. `fresh`: registered entries neither start
-    the search nor have to be beaten; finished measurements still count, and the present entry's accuracy of a model and, where the same
-    launches win, its dispatch table are carried over. `all_schedules` also searches what the spaces' hints exclude. `plane`: whether
-    launches are measured over `grid` (the target's by default) for the entry's dispatch table; None: unless the budget bounds
-    measurements alone.
+    One layout for the spec, one launch per workload, of any back end. Every module that the entry names is verified in this run.
+    Interrupting it registers the best that it has verified so far. Only one process at a time tunes a key; another that waited takes
+    over its entry. `storage` is a database URL that several hosts share; without it studies are journals in the cache. `devices` are
+    GPU indices, one worker each. `fresh`: registered entries neither start the search nor have to be beaten; finished measurements
+    still count, and the present entry's accuracy of a model and, where the same launches win, its dispatch table are carried over.
+    `all_schedules` also searches what the spaces' hints exclude. `plane`: whether launches are measured over `grid` (the target's by
+    default) for the entry's dispatch table; None: unless the budget bounds measurements alone.
 
     Raises UnsupportedError, ToolchainMissing, MeasureError where no schedule is right at every workload, KeyboardInterrupt where the run
     is interrupted before one is known to be, or HostError where the disk fails: before anything is compiled if the registry or the cache
@@ -172,6 +172,8 @@ class _Run:
         self.failures: Counter[str] = Counter()
         self.without_table: str | None = None
         """Why the grid could not be measured to its end."""
+        self.wrong: Sequence[Record] = ()
+        """Launches that were wrong at a workload of the grid."""
         self.notes: list[str] = []
         """What the run left out besides."""
         self.known = 0
@@ -238,21 +240,25 @@ class _Run:
         *,
         interrupted: bool,
     ) -> TuningResult:
-        """The final, the decision, the grid and the entry. Raises KeyboardInterrupt if Ctrl-C came before any was right."""
+        """The final, the decision, the grid and the entry. Raises KeyboardInterrupt if Ctrl-C came before any was right, or before the
+        present winner was verified, which stays then.
+        """
         last: list[Record] = []
         final = Final(self.spec.workloads, self.defaults, present, runner, compile_queue, self.clock, self.tell)
         if not interrupted:
             try:
-                last = final.measure(self.records(), keep)
+                last = final.measure(self._trusted, self._refute, keep)
                 interrupted = final.interrupted
             except KeyboardInterrupt:
                 interrupted = True
             self.notes += [f"{schedule} was left out of the final: {reason}" for schedule, reason in final.left_out.items()]
-        decision = decide(last, self.spec.workloads, self.defaults, present, runner.compare)
-        judged = last if decision is not None else [r for r in self.records() if r.candidate.schedule not in final.left_out]
-        decision = decision or decide(judged, self.spec.workloads, self.defaults, present, runner.compare)
+        judged, decision = last, decide(last, self.spec.workloads, self.defaults, present, runner.compare)
         if decision is None:
-            raise KeyboardInterrupt if interrupted else self._nothing_right()
+            judged = [r for r in self._trusted() if (r.module, r.candidate.workload.key) in runner.passed]
+            known = {record.candidate.key for record in judged}
+            if interrupted and not all((schedule.id, key) in known for key, schedule in present.items()):
+                raise KeyboardInterrupt
+            decision = self._decide(judged, present, runner, interrupted=interrupted)
         table = None
         if self.grid is not None and not interrupted:
             try:
@@ -261,11 +267,38 @@ class _Run:
                 interrupted = True
             except KvgenError as error:  # no worker could be started, for example
                 self.without_table = str(error)
+            wrong = {failed.candidate.schedule: failed for failed in self.wrong}
+            if refuted := [one.candidate for one in decision.launches.values() if one.candidate.schedule in wrong]:
+                table, self.without_table = None, f"a winner is wrong there: {wrong[refuted[0].schedule].candidate}"
+                for candidate in refuted:
+                    self._refute(replace(wrong[candidate.schedule], candidate=candidate))
+                judged = [record for record in judged if record.candidate.schedule not in wrong]
+                decision = self._decide(judged, present, runner, interrupted=interrupted)
+        if interrupted:
+            compile_queue.stop()
+            runner.close()
         return self._register(decision, compile_queue, judged, last, runner, seed, table, interrupted=interrupted)
+
+    def _decide(self, judged: Sequence[Record], present: Mapping[str, Schedule], runner: Runner, *, interrupted: bool) -> Decision:
+        """The decision. Raises KeyboardInterrupt or MeasureError where no layout is right at every workload."""
+        decision = decide(judged, self.spec.workloads, self.defaults, present, runner.compare)
+        if decision is None:
+            raise KeyboardInterrupt if interrupted else self._nothing_right()
+        return decision
+
+    def _refute(self, failed: Record) -> None:
+        """Replace the record of a candidate whose module fails now."""
+        self.trial_stores[failed.candidate.backend, failed.candidate.workload.key].finish(failed)
+        self._finished(failed)
 
     def records(self) -> list[Record]:
         """The records of all finished candidates."""
         return [record for trial_store in self.trial_stores.values() for record in trial_store.records.values()]
+
+    def _trusted(self) -> list[Record]:
+        """The records of schedules that were wrong at no workload."""
+        wrong = {record.candidate.schedule for record in self.records() if record.kind == "wrong"}
+        return [record for record in self.records() if record.candidate.schedule not in wrong]
 
     # --- candidates that take part whatever the search finds -----------------------------------------------------------
 
@@ -297,7 +330,10 @@ class _Run:
         """Measure launches over the grid, for the dispatch table; None where there is none, or one that would serve few calls."""
         assert isinstance(self.spec, KernelSpec)
         stage = Plane(self.spec, self.target, self.found, grid, runner, compile_queue, lambda note: self.tell("grid", note))
-        table = stage.measure(decision, records, self.clock.left, untried=not self.clock.budget.only_trials)
+        try:
+            table = stage.measure(decision, records, self.clock.left, untried=not self.clock.budget.only_trials)
+        finally:
+            self.wrong = stage.wrong
         if table is not None:
             measured = [cell.work for cell in table.dispatch.cells]
             missing = [parse(key) for key, reason in table.dispatch.skipped.items() if reason == LATE]
@@ -338,10 +374,15 @@ class _Run:
         measured = table
         if table is None:
             table = next((kept for entry in before if (kept := present_table(entry, decision, self.sources)) is not None), None)
+            if table is not None and not self._holds(table, runner, compile_queue, interrupted=interrupted):
+                table = None
         if table is not None:
             decision = table.decision
             facts |= {"grid": dict(table.facts)}
         entry = make_entry(self.sources, decision, compile_queue, judged, self.defaults, facts, table)
+        passed = {module for module, _ in runner.passed}
+        if unverified := [one for one in entry.every_launch if compile_queue.artifact(entry.schedule(one)).sha256 not in passed]:
+            raise KvgenError(f"{entry.schedule(unverified[0])} was not verified")
         if entry.key != self.key:
             raise KvgenError(f"the entry's key is {entry.key}, and the run's {self.key}")
         lost = table is None and any(one.dispatch is not None and one.dispatch.cells for one in before)
@@ -360,6 +401,19 @@ class _Run:
             self.clock.elapsed, interrupted, refusals=tuple(self.refusals), notes=notes,
             studies={f"{backend} {key}": trial_store.study.study_name for (backend, key), trial_store in self.trial_stores.items()},
         )  # fmt: skip
+
+    def _holds(self, kept: Table, runner: Runner, compile_queue: CompileQueue, *, interrupted: bool) -> bool:
+        """Whether the further launches of the present entry's dispatch table are right. Raises KeyboardInterrupt if the run is interrupted
+        and has not verified them: the present entry, whose launches won again, stays.
+        """
+        for work, schedule in kept.more:
+            artifact = compile_queue.artifact(schedule)
+            if interrupted and (artifact.sha256, work.key) not in runner.passed:
+                raise KeyboardInterrupt
+            if not (record := verified(runner, Candidate(schedule, work), artifact)).right:
+                self.notes.append(f"the present dispatch table is dropped: {record.candidate}: {record.kind}: {record.detail}")
+                return False
+        return True
 
     def _compile_defaults(self, entry: Entry, compile_queue: CompileQueue) -> None:
         """Compile the defaults that `get_kernel` takes beside an entry without a dispatch table, so that it compiles nothing itself."""
