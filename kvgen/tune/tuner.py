@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from filelock import FileLock
 
 from kvgen.arch import Target
-from kvgen.errors import KvgenError, MeasureError, host_errors
+from kvgen.errors import CompileError, CompilerCrash, KvgenError, MeasureError, ToolchainMissing, host_errors
 from kvgen.lower.base import Backend
 from kvgen.lower.schedule import Schedule
 from kvgen.lower.sources import Sources
@@ -403,15 +403,20 @@ class _Run:
         )  # fmt: skip
 
     def _holds(self, kept: Table, runner: Runner, compile_queue: CompileQueue, *, interrupted: bool) -> bool:
-        """Whether the further launches of the present entry's dispatch table are right. Raises KeyboardInterrupt if the run is interrupted
-        and has not verified them: the present entry, whose launches won again, stays.
+        """Whether the further launches of the present entry's dispatch table are right. Raises KeyboardInterrupt if the run is interrupted,
+        so that they cannot be verified: the present entry, whose launches won again, stays.
         """
         for work, schedule in kept.more:
-            artifact = compile_queue.artifact(schedule)
-            if interrupted and (artifact.sha256, work.key) not in runner.passed:
+            candidate = Candidate(schedule, work)
+            if interrupted:
                 raise KeyboardInterrupt
-            if not (record := verified(runner, Candidate(schedule, work), artifact)).right:
-                self.notes.append(f"the present dispatch table is dropped: {record.candidate}: {record.kind}: {record.detail}")
+            try:
+                record = verified(runner, candidate, compile_queue.artifact(schedule))
+                reason = None if record.right else f"{record.kind}: {record.detail}"
+            except (CompileError, CompilerCrash, ToolchainMissing) as error:
+                reason = str(error)
+            if reason is not None:
+                self.notes.append(f"the present dispatch table is dropped: {candidate}: {reason}")
                 return False
         return True
 

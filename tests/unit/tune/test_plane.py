@@ -431,6 +431,33 @@ def test_a_build_without_the_grid_keeps_the_table_of_the_same_launches_and_says_
     assert "the dispatch table of the present entry stays" in note
 
 
+def test_a_table_whose_further_launch_fails_now_is_not_kept(tmp_path):
+    first = run(tmp_path, FakeRunner(cost=cost), WIDE)
+    (launch, *_) = first.entry.dispatch.launches
+    fails = first.entry.schedule(launch)
+    runner = FakeRunner(cost=cost, outcome=lambda candidate: "wrong" if candidate.schedule == fails else "ok")
+    again = run(tmp_path, runner, WIDE, plane=False)
+    assert fails in {candidate.schedule for candidate in runner.verified}
+    assert again.entry.dispatch is None
+    assert "the present dispatch table is dropped" in again.notes[0]
+    assert fails not in map(again.entry.schedule, again.entry.every_launch)
+
+
+def test_a_winner_that_is_wrong_somewhere_in_the_grid_is_not_registered(tmp_path):
+    entry = run(tmp_path / "right", FakeRunner(cost=cost)).entry
+    winner = entry.schedule(entry.launches[0])
+
+    def outcome(candidate: Candidate) -> str:
+        return "wrong" if candidate.schedule == winner and candidate.workload.batch > 1 else "ok"
+
+    result = run(tmp_path / "wrong", FakeRunner(cost=cost, outcome=outcome))
+    assert winner not in map(result.entry.schedule, result.entry.every_launch)
+    assert result.entry.dispatch is None
+    assert "a winner is wrong there" in result.notes[0]
+    again = run(tmp_path / "wrong", FakeRunner(cost=cost)).entry
+    assert winner not in map(again.schedule, again.every_launch)
+
+
 def test_a_table_of_other_sources_is_not_kept(tmp_path, monkeypatch):
     assert run(tmp_path, FakeRunner(cost=cost)).entry.dispatch is not None
     lower = FakeBackend.lower

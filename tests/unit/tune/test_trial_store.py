@@ -56,6 +56,15 @@ def test_records_survive_the_process(journal: Path):
     assert list(again.records.values()) == kept
 
 
+def test_a_module_that_fails_after_all_is_remembered_as_failed(journal: Path):
+    first = trial_store(journal)
+    first.finish(record(schedule()))
+    failed = record(schedule(), None, "wrong")
+    first.finish(failed)
+    assert first.read() == []
+    assert list(trial_store(journal).records.values()) == [failed]
+
+
 def test_a_write_that_fails_leaves_no_half_line(journal: Path, monkeypatch: pytest.MonkeyPatch):
     """The disk is full for one line, and not for the next one."""
     first = trial_store(journal)
