@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
@@ -389,7 +389,7 @@ class _Run:
         entry = replace(entry, quality=with_known(entry.quality, self._known_quality()))
         path = self.store.put(entry)
         if not interrupted:
-            self._compile_defaults(entry, compile_queue)
+            self._compile_defaults(entry, runner, compile_queue)
         for one in self.store.find(self.spec):
             if one.entry is not None and self._replaces(one.entry):
                 self.store.remove(one)
@@ -420,13 +420,20 @@ class _Run:
                 return False
         return True
 
-    def _compile_defaults(self, entry: Entry, compile_queue: CompileQueue) -> None:
-        """Compile the defaults that `get_kernel` takes beside an entry without a dispatch table, so that it compiles nothing itself."""
+    def _compile_defaults(self, entry: Entry, runner: Runner, compile_queue: CompileQueue) -> None:
+        """Compile the defaults that `get_kernel` takes beside an entry without a dispatch table, so that it compiles nothing itself, and
+        verify them as far as there is time.
+        """
         further = (launch for launch in with_defaults(entry).every_launch if launch.file not in entry.codes)
         defaults = [launch for launch in further if launch.backend in self.sources.backends]
         if defaults:
             self.tell("compiling", f"{len(defaults)} defaults for calls far from the workloads")
             compile_queue.done([entry.schedule(launch) for launch in defaults], None)
+        for launch in defaults:
+            candidate = Candidate(entry.schedule(launch), launch.workload)
+            with suppress(CompileError, CompilerCrash, ToolchainMissing):  # get_kernel tells
+                if self.clock.left != 0 and not (record := verified(runner, candidate, compile_queue.artifact(candidate.schedule))).right:
+                    self.notes.append(f"a default for calls far from the workloads failed: {candidate}: {record.kind}: {record.detail}")
 
     def _replaces(self, other: Entry) -> bool:
         """Whether the run's entry takes the place of an untuned one of another key: where there was no such device, its name is empty."""
