@@ -12,9 +12,12 @@ from typing import Any
 from kvgen.errors import KvgenError
 from kvgen.lower.base import Source
 from kvgen.measure.worker import Worker
+from kvgen.registry.default import with_defaults
 from kvgen.registry.entry import Entry
 from kvgen.registry.manifest import MANIFEST
+from kvgen.registry.modules import sources as sources_of
 from kvgen.registry.store import Store
+from kvgen.runtime.device import cannot_run_here
 from kvgen.toolchain import ArtifactCache
 from kvgen.toolchain.pool import build_all
 from kvgen.tune.regression.entry import check_entry
@@ -88,6 +91,9 @@ def compile_ahead(entries: Iterable[Entry], compiling: Callable[[int], object]) 
     for entry in entries:
         with suppress(Exception):  # templates raise exceptions of many kinds
             sources += render(entry).values()
+            if cannot_run_here(entry.arch) is None:
+                served = with_defaults(entry)
+                sources += [source for file, source in sources_of(served).items() if file not in entry.codes]
     with suppress(KvgenError):
         build_all(sources, ArtifactCache(), compiling)
 
