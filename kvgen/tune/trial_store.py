@@ -6,6 +6,7 @@ candidate is never measured again. Failed candidates are stored as pruned trials
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
@@ -66,7 +67,7 @@ class _Journal(JournalFileBackend):
 
 
 def journal_storage(path: Path) -> optuna.storages.BaseStorage:
-    """Storage in one file. An incomplete last line of a killed process is removed first.
+    """Storage in one file. A last line that is incomplete or damaged, by a killed process for example, is removed first.
 
     Raises HostError where the file cannot be opened or written, or is damaged.
     """
@@ -74,7 +75,7 @@ def journal_storage(path: Path) -> optuna.storages.BaseStorage:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock(path.with_suffix(".lock"))
         with lock:
-            _cut_half_line(path)
+            _cut_damaged_end(path)
         try:
             return JournalStorage(_Journal(path, lock))
         except OSError:
@@ -84,13 +85,20 @@ def journal_storage(path: Path) -> optuna.storages.BaseStorage:
             raise HostError(f"the journal {path} is damaged ({reason}): delete it, and its measurements are taken anew", path) from error
 
 
-def _cut_half_line(path: Path) -> None:
+def _cut_damaged_end(path: Path) -> None:
+    """Remove the last line if it does not parse: Optuna reads past it, and fails as soon as another line follows."""
     if not path.exists():
         return
     with path.open("r+b") as file:
         content = file.read()
-        if content and not content.endswith(b"\n"):
-            file.truncate(content.rfind(b"\n") + 1)
+        start = content.rfind(b"\n", 0, -1) + 1
+        try:
+            json.loads(content[start:])
+            whole = content.endswith(b"\n")
+        except ValueError:
+            whole = False
+        if content and not whole:
+            file.truncate(start)
 
 
 def flatten(schedule: Schedule) -> dict[str, Value]:
