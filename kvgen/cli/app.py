@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -13,6 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from kvgen import __version__
+from kvgen.children import kill_all
 from kvgen.cli.exit import Exit, error_json, exit_code, message_of
 from kvgen.cli.results import Told
 
@@ -70,10 +72,13 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal without µ shows ?, and the command goes on
+    signal.signal(signal.SIGTERM, _terminated)
     try:
         _register()
         app(given, prog_name="kvgen")
     except (Exception, KeyboardInterrupt) as raised:
+        if isinstance(raised, KeyboardInterrupt) or isinstance(raised.__cause__, KeyboardInterrupt):
+            kill_all()
         if debug:
             raise
         error = raised.__cause__ if isinstance(raised, (_Ended, Told)) and raised.__cause__ is not None else raised
@@ -83,6 +88,12 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             _report(error, as_json="--json" in given and not isinstance(raised, Told))
         sys.exit(exit_code(error))
     sys.exit(Exit.GOOD)
+
+
+def _terminated(*_: object) -> None:
+    """End like Ctrl-C. It may come twice, as from `timeout`, and the second must not end what the first one began."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def _end_output() -> None:

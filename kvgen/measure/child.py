@@ -30,6 +30,7 @@ def main() -> None:
     """Serve requests until the pipe closes."""
     requests, answers, memory, bound, parent = (int(arg) for arg in sys.argv[1:6])
     die_with_parent(parent)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # where all processes of a job get it: the parent ends this one, and records no crash
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
     from kvgen.measure.allowance import Allowance, Stretch

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from kvgen.errors import ToolchainMissing
 from kvgen.lower.base import Source
-from kvgen.registry.entry import Entry, Launch
-from kvgen.toolchain import ArtifactCache
+from kvgen.registry.entry import Code, Entry, Launch
+from kvgen.toolchain import Artifact, ArtifactCache
 from kvgen.toolchain.compilers import machine
 
 LOG = logging.getLogger("kvgen")
@@ -23,20 +23,26 @@ def modules(entry: Entry) -> dict[str, Path]:
     needed. If the headers have changed, the schedule is rendered again, because an old source may not fit new headers.
     Raises ToolchainMissing, CompileError.
     """
-    cache, here = ArtifactCache(), machine(entry.arch)
+    cache = ArtifactCache()
     found: dict[str, Path] = {}
     missing: dict[str, Source] = {}
     for launch in entry.every_launch:
         if launch.file in found or launch.file in missing:
             continue
         code = entry.codes[launch.file]
-        source = entry.source(code)
-        tuned = cache.get(code.artifact) if source is not None and code.artifact is not None and code.machine == here else None
+        tuned = tuned_module(entry, code, cache)
         if tuned is not None:
             found[launch.file] = tuned.path
         else:
-            missing[launch.file] = source if source is not None else _rendered(entry, launch)
+            missing[launch.file] = entry.source(code) or _rendered(entry, launch)
     return found | _compiled(missing, cache) if missing else found
+
+
+def tuned_module(entry: Entry, code: Code, cache: ArtifactCache) -> Artifact | None:
+    """The module that a launch was measured as, if the cache has it, it runs here and its headers are unchanged."""
+    if code.artifact is None or code.machine != machine(entry.arch) or entry.source(code) is None:
+        return None
+    return cache.get(code.artifact)
 
 
 def sources(entry: Entry) -> dict[str, Source]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import time
-from contextlib import suppress
 from pathlib import Path
 
+from kvgen.children import run
 from kvgen.errors import HOST_REASONS, CompileError, CompilerCrash, HostError, host_errors
 from kvgen.lower.base import Source
 from kvgen.toolchain.artifact import Artifact, Resources
@@ -77,28 +76,17 @@ def _compile(source: Source, compiler: Compiler, key: str, cache: ArtifactCache,
 def run_compiler(command: list[str], folder: Path, timeout_s: float) -> str:
     """Run a compiler with its temporary files in `folder`; returns its output. Raises CompileError, HostError.
 
-    It is killed when this process ends, if `setpriv` is available, and its whole group is killed after `timeout_s` seconds.
+    Its whole group is killed after `timeout_s` seconds.
     """
-    setpriv = shutil.which("setpriv")
-    bound = [setpriv, "--pdeathsig", "KILL", *command] if setpriv else command
     environment = {**os.environ, "TMPDIR": str(folder), "LC_ALL": "C"}
-    with host_errors("run", Path(command[0])):
-        process = subprocess.Popen(
-            bound, cwd=folder, env=environment, text=True, errors="replace", start_new_session=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
     try:
-        log, _ = process.communicate(timeout=timeout_s)
+        with host_errors("run", Path(command[0])):
+            done = run(command, timeout_s, cwd=folder, env=environment, stderr=subprocess.STDOUT)
     except subprocess.TimeoutExpired:
         raise CompileError(f"{Path(command[0]).name} took longer than {timeout_s:g} s and was stopped") from None
-    finally:
-        if process.returncode is None:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-    if process.returncode:
-        raise _failure(Path(command[0]).name, process.returncode, log, folder)
-    return log
+    if done.returncode:
+        raise _failure(Path(command[0]).name, done.returncode, done.stdout, folder)
+    return done.stdout
 
 
 def _failure(name: str, status: int, log: str, folder: Path) -> CompileError | HostError:

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from kvgen._machine import cores
+from kvgen.children import Children
 from kvgen.errors import CompileError, CompilerCrash
 from kvgen.lower.base import Source
 from kvgen.toolchain.artifact import Artifact
@@ -23,7 +24,7 @@ P = TypeVar("P", bound="CompilePool")
 class CompilePool:
     """Threads that each run one compiler at a time; `workers` defaults to the CPUs of this process.
 
-    Leaving the context drops what has not started and waits for the rest.
+    Leaving the context drops what has not started and waits for the rest, or ends it if an exception leaves the context.
     """
 
     def __init__(
@@ -31,13 +32,21 @@ class CompilePool:
     ) -> None:
         self.workers = workers or cores()
         self._cache, self._ptx_only, self._timeout_s = cache, ptx_only, timeout_s
-        self._threads = ThreadPoolExecutor(self.workers, thread_name_prefix="compile")
+        self._children = Children()
+        self._threads = ThreadPoolExecutor(self.workers, "compile", self._children.adopt)
 
     def __enter__(self: P) -> P:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is not None:
+            self.stop()
         self._threads.shutdown(wait=True, cancel_futures=True)
+
+    def stop(self) -> None:
+        """End the compilers that run, and drop what has not started."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._children.kill()
 
     def run(self, task: Callable[[], T]) -> Future[T]:
         """Queue a task for one of the threads."""
@@ -58,7 +67,7 @@ def build_many(
 ) -> Iterator[tuple[int, Artifact | CompileError | CompilerCrash]]:
     """Yield (index, artifact or the compiler's error) as compilations end; `workers` defaults to the CPUs of this process.
 
-    Closing the iterator drops compilations that have not started. Raises ToolchainMissing before anything is compiled,
+    Closing the iterator ends the compilations. Raises ToolchainMissing before anything is compiled,
     HostError if the disk or this machine fails.
     """
     for language in {source.language for source in sources}:
@@ -74,7 +83,7 @@ def build_all(sources: Iterable[Source], cache: ArtifactCache, starting: Callabl
     """Artifacts by source id: from the cache, or compiled in parallel, each distinct source once.
 
     `starting` is called with the number of compilations before the first, and not at all if there are none. The first failure
-    is raised, and compilations that have not started are dropped. Raises as `build` does.
+    is raised, and the other compilations end. Raises as `build` does.
     """
     distinct = {source.id: source for source in sources}
     found = {key: artifact for key, source in distinct.items() if (artifact := cached(source, cache)) is not None}

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+from kvgen.children import run
 from kvgen.errors import CompileError, CompilerCrash, host_errors
 
 TIMEOUT_S = 120.0
@@ -41,10 +42,7 @@ def probe(module: Path, functions: Sequence[str], compiler: str) -> None:
     command = [sys.executable, "-I", "-S", "-c", PROGRAM, str(_ffi_library()), str(module), *functions]
     with host_errors("start a process to load", module):
         try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S, check=False, stdin=subprocess.DEVNULL,
-                cwd=module.parent, env={**os.environ, "OMP_NUM_THREADS": "1"},
-            )  # fmt: skip
+            done = run(command, TIMEOUT_S, cwd=module.parent, env={**os.environ, "OMP_NUM_THREADS": "1"})
         except subprocess.TimeoutExpired:
             raise CompileError(f"{compiler} wrote a module that does not load: it takes longer than {TIMEOUT_S:g} s") from None
     if done.returncode == -signal.SIGKILL:

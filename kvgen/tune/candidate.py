@@ -57,6 +57,8 @@ class Record(Json):
     """Power of the GPU, under a sustained load."""
     clock_mhz: float | None = None
     """Clock of its multiprocessors then."""
+    module: str = ""
+    """sha256 of the compiled module that was measured: what is said here is of no other one."""
 
     @property
     def right(self) -> bool:

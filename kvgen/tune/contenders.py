@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import kvgen.lower
+from kvgen._resources import templates
 from kvgen.arch import Target
-from kvgen.digest import digest
+from kvgen.digest import digest, files_digest
 from kvgen.errors import KvgenError, ToolchainMissing, UnsupportedError
 from kvgen.lower.backends import backends_for, missing_backends, refusal
 from kvgen.lower.base import Backend, Language
@@ -15,8 +20,8 @@ from kvgen.lower.schedule import Schedule, Value
 from kvgen.lower.sources import Sources
 from kvgen.lower.space import SearchSpace
 from kvgen.spec import AnySpec, AnyWorkload
-from kvgen.toolchain import ArtifactCache
-from kvgen.toolchain.compilers import machine
+from kvgen.toolchain import ArtifactCache, compilers
+from kvgen.toolchain.compile import ptx_only_default
 from kvgen.tune.candidate import Candidate
 from kvgen.tune.search import Search, SearchQueue, search_queues
 
@@ -77,18 +82,17 @@ def require(sources: Sources, found: Sequence[Contender], cache: ArtifactCache, 
     Without a compiler, modules from an imported archive are sufficient.
     """
     from kvgen.runtime.device import cannot_run_here
-    from kvgen.toolchain.compilers import compiler_for
 
     def problem(language: Language) -> str | None:
         try:
-            compiler_for(language)
+            compilers.compiler_for(language)
         except ToolchainMissing as error:
             return str(error)
         return None
 
     target, needed = sources.target, [sources.of(c.defaults[0]) for c in found]
     languages = dict.fromkeys(
-        source.language for source in needed if compile_only or cache.named(source.id, machine(source.target)) is None
+        source.language for source in needed if compile_only or cache.named(source.id, compilers.machine(source.target)) is None
     )
     missing = [reason for language in languages if (reason := problem(language))]
     if not compile_only and (reason := cannot_run_here(target)) is not None:
@@ -98,13 +102,24 @@ def require(sources: Sources, found: Sequence[Contender], cache: ArtifactCache, 
 
 
 def study_name(sources: Sources, contender: Contender, workload: AnyWorkload, policy: Mapping[str, Any]) -> str:
-    """The name of a study: all that a measurement depends on: format, target, back end, workload; space, sources and policy by digest.
+    """The name of a study: all that a measurement depends on: format, target, back end, workload; space, sources, compiler and policy by
+    digest.
 
     Hints are not part of it: they only choose what is measured.
     """
     space = {key: value for key, value in contender.space.to_json().items() if key in ("parameters", "constraints", "facts")}
-    code = sources.of(contender.defaults[0]).id
+    plain = sources.of(contender.defaults[0])
+    code = [plain.id, _lowering()]
+    with suppress(ToolchainMissing):  # imported modules need no compiler
+        code.append(compilers.compiler_for(plain.language).key(plain, ptx_only=ptx_only_default()))
     return f"{sources.spec.format_id}-{sources.target}-{contender.backend.name}-{workload.key}-{digest([space, code, dict(policy)])}"
+
+
+@cache
+def _lowering() -> str:
+    """Digest of what decides the sources of all schedules: kvgen's lowering and templates."""
+    folders = (Path(kvgen.lower.__file__).parent, templates())
+    return files_digest(file for folder in folders for file in sorted(folder.rglob("*")) if file.is_file() and file.suffix != ".pyc")
 
 
 def open_trial_stores(

@@ -14,7 +14,7 @@ from kvgen.tune.candidate import Candidate, Record
 from kvgen.tune.compile_queue import CompileQueue
 from kvgen.tune.decide import finalists, unclear
 from kvgen.tune.progress import Phase
-from kvgen.tune.runner import Runner
+from kvgen.tune.runner import Runner, verified
 
 
 @dataclass
@@ -33,22 +33,37 @@ class Final:
     left_out: dict[Schedule, str] = field(default_factory=dict)
     """Finalists that could not be compiled here, with the reason: an earlier run or another host measured them."""
 
-    def measure(self, known: Sequence[Record], keep: Sequence[Candidate]) -> list[Record]:
-        """The finalists' records. `known` are the records of the search; those of `keep` that were right take part whatever their times."""
-        right = {record.candidate.key for record in known if record.ok}
-        candidates = finalists(known, self.workloads, [candidate for candidate in keep if candidate.key in right])
-        if not candidates:
+    def measure(self, known: Callable[[], Sequence[Record]], refute: Callable[[Record], None], keep: Sequence[Candidate]) -> list[Record]:
+        """The finalists' records. `known` gives the records of the search; those of `keep` that were right take part whatever their times.
+
+        Earlier runs and other hosts measured modules of their own, so a finalist that this run has not verified is verified first. One
+        that fails is told to `refute`, whose caller replaces its record, and others take its place.
+        """
+        entrants = self._entrants(known, refute, keep)
+        if not entrants:
             return []
-        for candidate in candidates:
-            self.queue.start(candidate.schedule)
-        if self.runner.exclusive:
-            self.queue.wait_idle()
-        self.tell("finalists", f"{len(candidates)} finalists are timed side by side")
-        entrants = self._compiled(candidates)
+        self.tell("finalists", f"{len(entrants)} finalists are timed side by side")
         left = self.clock.left
         records = self._again(self.runner.final(entrants, None if left is None else left * (1 - AGAIN)), dict(entrants))
-        accuracy = {record.candidate.key: record.accuracy for record in known}
-        return [replace(record, accuracy=accuracy[record.candidate.key]) for record in records]
+        passed = {candidate: self.runner.passed[artifact.sha256, candidate.workload.key] for candidate, artifact in entrants}
+        return [replace(record, accuracy=passed[record.candidate]) for record in records]
+
+    def _entrants(
+        self, known: Callable[[], Sequence[Record]], refute: Callable[[Record], None], keep: Sequence[Candidate]
+    ) -> list[tuple[Candidate, Artifact]]:
+        while True:
+            right = {record.candidate.key for record in known() if record.ok}
+            candidates = finalists(known(), self.workloads, [candidate for candidate in keep if candidate.key in right])
+            for candidate in candidates:
+                self.queue.start(candidate.schedule)
+            if self.runner.exclusive:
+                self.queue.wait_idle()
+            entrants = self._compiled(candidates)
+            judged = (verified(self.runner, candidate, artifact) for candidate, artifact in entrants)
+            failed = next((record for record in judged if not record.right), None)
+            if failed is None:
+                return entrants
+            refute(failed)
 
     def _compiled(self, candidates: Sequence[Candidate]) -> list[tuple[Candidate, Artifact]]:
         found = [(candidate, self._artifact(candidate.schedule)) for candidate in candidates]

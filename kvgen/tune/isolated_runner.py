@@ -22,10 +22,12 @@ from kvgen.measure.finalists import interleave
 from kvgen.measure.job import LEAST_ROUNDS, CheckPolicy, Job, Outcome, TimingPolicy
 from kvgen.measure.verdict import compare
 from kvgen.measure.worker import Worker, compile_read_roofline
+from kvgen.plaindata import Facts
 from kvgen.spec import AnySpec
 from kvgen.toolchain import Artifact
 from kvgen.tune.candidate import Candidate, Record
 from kvgen.tune.decide import Kind
+from kvgen.tune.runner import Passed
 
 CPU_SEARCH = TimingPolicy(seconds=0.2)
 CUDA_SEARCH = TimingPolicy(seconds=0.05, warmup_seconds=0.02)
@@ -63,8 +65,9 @@ class IsolatedRunner:
         """
         self._timeout_s = timeout_s
         self._check = check or CheckPolicy()
-        self._verified: dict[str, Mapping[str, float]] = {}  # by artifact id: checks that do not depend on the workload run once
-        self._verifying: dict[str, Event] = {}  # by artifact id: a device runs these checks now
+        self.passed: dict[Passed, Facts] = {}
+        self._verified: dict[str, Mapping[str, float]] = {}  # by sha256: checks that do not depend on the workload run once
+        self._verifying: dict[str, Event] = {}  # by sha256: a device runs these checks now
         self._choosing = Lock()
         self._closed = Event()
         self._spec, self._target = spec, target
@@ -97,32 +100,39 @@ class IsolatedRunner:
 
     def measure(self, candidate: Candidate, artifact: Artifact, device: int) -> Record:
         """See `Runner`."""
+        module = artifact.sha256
         with self._choosing:
-            running = self._verifying.get(artifact.id)
-            whole = running is None and artifact.id not in self._verified
+            running = self._verifying.get(module)
+            whole = running is None and module not in self._verified
             if whole:
-                self._verifying[artifact.id] = Event()
+                self._verifying[module] = Event()
         try:
             outcome = self._run(candidate, artifact, device, whole=whole)
         finally:
             if whole:
-                self._verifying.pop(artifact.id).set()
+                self._verifying.pop(module).set()
         if running is not None:  # another device verified it meanwhile
             running.wait()
-            if outcome.ok and artifact.id not in self._verified:  # and it is wrong: this record has to say so, too
+            if outcome.ok and module not in self._verified:  # and it is wrong: this record has to say so, too
                 outcome = self._run(candidate, artifact, device, whole=True)
-        return _record(candidate, artifact, outcome)
+        return self._judged(candidate, artifact, outcome)
 
-    def _run(self, candidate: Candidate, artifact: Artifact, device: int, *, whole: bool) -> Outcome:
+    def _run(self, candidate: Candidate, artifact: Artifact, device: int, *, whole: bool, timing: bool = True) -> Outcome:
         """Verify, then time; `whole`: with the checks that do not depend on the workload."""
-        job = self._job(candidate, artifact, self._search, replace(self._check, workloads_only=not whole))
+        job = self._job(candidate, artifact, self._search if timing else None, replace(self._check, workloads_only=not whole))
         with self._locked(device):
             outcome = self._workers[device].run(job, self._timeout_s)
-        verified = self._verified.get(artifact.id)
+        verified = self._verified.get(artifact.sha256)
         outcome = replace(outcome, accuracy=worst(verified or {}, outcome.accuracy))
         if outcome.ok and (whole or verified is not None):
-            self._verified[artifact.id] = outcome.accuracy
+            self._verified[artifact.sha256] = outcome.accuracy
         return outcome
+
+    def _judged(self, candidate: Candidate, artifact: Artifact, outcome: Outcome) -> Record:
+        """The record of a candidate that was verified, with the checks that do not depend on the workload."""
+        if outcome.ok:
+            self.passed[artifact.sha256, candidate.workload.key] = outcome.accuracy
+        return _record(candidate, artifact, outcome)
 
     def final(self, entrants: Sequence[tuple[Candidate, Artifact]], seconds: float | None) -> list[Record]:
         """See `Runner`. The finalists are measured A B C A B C … on the first device; a finalist that fails is out."""
@@ -133,12 +143,8 @@ class IsolatedRunner:
 
     def verify(self, candidate: Candidate, artifact: Artifact) -> Record:
         """See `Runner`. On the first device."""
-        job = self._job(candidate, artifact, None, replace(self._check, workloads_only=artifact.id in self._verified))
-        with self._locked(0):
-            outcome = self._workers[0].run(job, self._timeout_s)
-        if outcome.ok:
-            self._verified[artifact.id] = worst(self._verified.get(artifact.id, {}), outcome.accuracy)
-        return _record(candidate, artifact, outcome)
+        outcome = self._run(candidate, artifact, 0, whole=artifact.sha256 not in self._verified, timing=False)
+        return self._judged(candidate, artifact, outcome)
 
     def compare(self, new: Record, old: Record) -> Kind:
         """See `Runner`."""
@@ -192,11 +198,13 @@ def worst(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, flo
 
 
 def _record(candidate: Candidate, artifact: Artifact, outcome: Outcome) -> Record:
-    resources = artifact.resources.to_json()
+    record = Record(
+        candidate, outcome.kind, detail=outcome.detail, accuracy=outcome.accuracy, resources=artifact.resources.to_json(),
+        module=artifact.sha256,
+    )  # fmt: skip
     if not outcome.ok or not outcome.timings:
-        return Record(candidate, outcome.kind, detail=outcome.detail, accuracy=outcome.accuracy, resources=resources)
+        return record
     timing = outcome.timings[0]
-    return Record(
-        candidate, outcome.kind, timing.us, timing.read_us, timing.samples, outcome.accuracy, outcome.detail, resources,
-        timing.watts, timing.clock_mhz,
+    return replace(
+        record, us=timing.us, read_us=timing.read_us, samples=timing.samples, watts=timing.watts, clock_mhz=timing.clock_mhz
     )  # fmt: skip

@@ -30,14 +30,14 @@ MOST_LAUNCHES = 4
 def make_entry(
     sources: Sources,
     decision: Decision,
+    more: Sequence[Schedule],
     compile_queue: CompileQueue,
     records: Sequence[Record],
     defaults: Mapping[str, Schedule],
     facts: Mapping[str, Any],
-    first: Contender,
 ) -> Entry:
     """The entry of a tuned winner; `records` are the basis of the decision, `defaults` are by workload key, `facts` become part of its
-    provenance. The defaults of the `first` back end that divide calls otherwise than the winners are its further launches.
+    provenance, `more` are further launches for other calls.
     """
     spec, target = sources.spec, sources.target
     launches: list[tuple[AnyWorkload, Schedule, Source, Artifact | None]] = []
@@ -50,7 +50,6 @@ def make_entry(
         timings.append(Timing(work, record.cost, record.samples, record.read_us, default_us, record.watts, record.clock_mhz))
         accuracy[work.key] = dict(record.accuracy)
     compiler = launches[0][3].resources.compiler if launches[0][3] else ""
-    more = further(spec, target, [record.candidate.schedule for record in decision.launches.values()], first)
     return Entry.of(
         spec,
         target,

@@ -5,9 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from kvgen.plaindata import Facts
 from kvgen.toolchain import Artifact
 from kvgen.tune.candidate import Candidate, Record
 from kvgen.tune.decide import Kind
+
+Passed = tuple[str, str]
+"""(sha256 of a compiled module, key of a workload)."""
+
+
+def verified(runner: Runner, candidate: Candidate, artifact: Artifact) -> Record:
+    """`Runner.verify`, unless the runner has verified this module at this workload already."""
+    accuracy = runner.passed.get((artifact.sha256, candidate.workload.key))
+    if accuracy is None:
+        return runner.verify(candidate, artifact)
+    return Record(candidate, "ok", accuracy=accuracy, resources=artifact.resources.to_json(), module=artifact.sha256)
 
 
 class Runner(Protocol):
@@ -19,6 +31,11 @@ class Runner(Protocol):
     """Compilers must rest while something is measured."""
     policy: Mapping[str, Any]
     """Device, timing and verification policies: part of every study's name."""
+
+    @property
+    def passed(self) -> Mapping[Passed, Facts]:
+        """What this runner has verified, with its errors; no record of another run is in it."""
+        ...
 
     def ready(self) -> None:
         """Start workers and compile the read roofline. Optional: it only saves the first measurement that time. Thread-safe."""
@@ -40,7 +57,7 @@ class Runner(Protocol):
 
     def verify(self, candidate: Candidate, artifact: Artifact) -> Record:
         """Verify a candidate at its workload, without timing it: `Record.right` says whether it is. Checks that do not depend on a workload
-        run only if the artifact has not passed them.
+        run only if the module has not passed them.
         """
         ...
 

@@ -30,6 +30,14 @@ ATTEMPTS = 6
 """Processes that open a new database at once collide while they create its tables; all but one try again."""
 COLLISION = re.compile("already exists|duplicate|UniqueViolation|UNIQUE constraint|locked", re.IGNORECASE)
 POSTGRESQL = re.compile(r"^postgres(ql)?://")
+SECRETS = (
+    re.compile(r"^(?:[a-z][a-z0-9+.-]*://)?(.*)@", re.IGNORECASE | re.DOTALL),
+    re.compile(r"//[^/?#@\[]*?:(?!\d*(?:[/?#,]|$))([^/?#@]*)(?!.*@)"),
+    re.compile(r"[?&;](?:password|passwd|pwd|passfile|sslpassword)=([^&;]*)", re.IGNORECASE),
+)
+"""What no one may read of a URL: all before its last `@`, which may contain anything; where there is none, what stands after a colon and is
+no port; passwords in its query.
+"""
 
 
 class SharedStorage(optuna.storages.RDBStorage):
@@ -108,7 +116,7 @@ def open_database(url: str) -> SharedStorage:
             return found
         reason = _reason(found)
         if attempt == ATTEMPTS or not COLLISION.search(reason):
-            raise KvgenError(f"cannot open the storage {without_password(url)}: {reason}") from found
+            raise KvgenError(f"cannot open the storage {without_password(url)}: {without_password(url, reason)}") from None
         time.sleep(random.uniform(0.1, 0.5) * attempt)
     raise AssertionError("unreachable")
 
@@ -124,10 +132,16 @@ def _reason(error: Exception) -> str:
     return next(iter(str(error.__cause__ or error).splitlines()), type(error).__name__)
 
 
-def without_password(url: str) -> str:
-    """The URL as it may be printed: without the password before its last `@`, which may contain anything, and in its query."""
-    hidden = re.sub(r"(?<=//)([^:/@]*):.*@", r"\1:…@", url, flags=re.DOTALL)
-    return re.sub(r"([?&;](?:password|passwd|pwd|passfile|sslpassword)=)[^&;]*", r"\1…", hidden, flags=re.IGNORECASE)
+def without_password(url: str, said: str | None = None) -> str:
+    """What is `said` of a URL (by default the URL itself) as it may be printed: without user and password, and without a password in its
+    query. A library may repeat a part that it takes for the host.
+    """
+    said = url if said is None else said
+    for secret in filter(None, (secret for pattern in SECRETS for secret in pattern.findall(url))):
+        said = said.replace(f"{secret}@", "…@").replace(f"={secret}", "=…").replace(f":{secret}", ":…")
+        for part in re.split("[:/@]", secret.partition(":")[2] or secret):
+            said = said.replace(part, "…") if len(part) > 2 else said
+    return said
 
 
 @contextmanager

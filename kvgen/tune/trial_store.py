@@ -6,6 +6,7 @@ candidate is never measured again. Failed candidates are stored as pruned trials
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
@@ -66,7 +67,7 @@ class _Journal(JournalFileBackend):
 
 
 def journal_storage(path: Path) -> optuna.storages.BaseStorage:
-    """Storage in one file. An incomplete last line of a killed process is removed first.
+    """Storage in one file. A last line that is incomplete or damaged, by a killed process for example, is removed first.
 
     Raises HostError where the file cannot be opened or written, or is damaged.
     """
@@ -74,7 +75,7 @@ def journal_storage(path: Path) -> optuna.storages.BaseStorage:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock(path.with_suffix(".lock"))
         with lock:
-            _cut_half_line(path)
+            _cut_damaged_end(path)
         try:
             return JournalStorage(_Journal(path, lock))
         except OSError:
@@ -84,13 +85,20 @@ def journal_storage(path: Path) -> optuna.storages.BaseStorage:
             raise HostError(f"the journal {path} is damaged ({reason}): delete it, and its measurements are taken anew", path) from error
 
 
-def _cut_half_line(path: Path) -> None:
+def _cut_damaged_end(path: Path) -> None:
+    """Remove the last line if it does not parse: Optuna reads past it, and fails as soon as another line follows."""
     if not path.exists():
         return
     with path.open("r+b") as file:
         content = file.read()
-        if content and not content.endswith(b"\n"):
-            file.truncate(content.rfind(b"\n") + 1)
+        start = content.rfind(b"\n", 0, -1) + 1
+        try:
+            json.loads(content[start:])
+            whole = content.endswith(b"\n")
+        except ValueError:
+            whole = False
+        if content and not whole:
+            file.truncate(start)
 
 
 def flatten(schedule: Schedule) -> dict[str, Value]:
@@ -137,6 +145,8 @@ class TrialStore:
         self._storage, self._watch = storage, Watch()
         self._open: dict[str, Claim] = {}
         self.records: dict[str, Record] = {}
+        self._read: set[int] = set()
+        """Numbers of the trials whose record is known."""
         if exclusive:
             self._drop_unfinished()
         self.read()
@@ -146,15 +156,18 @@ class TrialStore:
             self.study.tell(trial.number, state=TrialState.FAIL)
 
     def read(self) -> list[Record]:
-        """Read the study, with measurements of other hosts, and return the new records. Raises HostError for one that is damaged."""
+        """Read the study, with measurements of other hosts, and return the new records. Raises HostError for one that is damaged.
+
+        The last trial of a schedule counts: a module that fails after all is told in a trial of its own.
+        """
         fresh = []
         for trial in self.study.get_trials(deepcopy=False):
             data = trial.user_attrs.get(RECORD)
-            if data is not None and trial.state.is_finished():
+            if data is not None and trial.state.is_finished() and trial.number not in self._read:
                 record = self._record(trial.number, data)
-                if record.candidate.schedule.id not in self.records:
-                    self.records[record.candidate.schedule.id] = record
-                    fresh.append(record)
+                self.records[record.candidate.schedule.id] = record
+                self._read.add(trial.number)
+                fresh.append(record)
         return fresh
 
     def _record(self, number: int, data: Any) -> Record:
@@ -254,5 +267,7 @@ class TrialStore:
             del self._open[schedule.id]
             self._open[schedule.id] = self._ask(flatten(schedule))
             self._storage.set_trial_user_attr(self._open[schedule.id].trial_id, RECORD, record.to_json())
-        self._tell(self._open.pop(schedule.id), record.cost if record.ok else None, TrialState.COMPLETE if record.ok else TrialState.PRUNED)
+        claim = self._open.pop(schedule.id)
+        self._read.add(claim.number)
+        self._tell(claim, record.cost if record.ok else None, TrialState.COMPLETE if record.ok else TrialState.PRUNED)
         self.records[schedule.id] = record

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from filelock import FileLock
 
 from kvgen.arch import Target
-from kvgen.errors import KvgenError, MeasureError, host_errors
+from kvgen.errors import CompileError, CompilerCrash, KvgenError, MeasureError, ToolchainMissing, host_errors
 from kvgen.lower.base import Backend
 from kvgen.lower.schedule import Schedule
 from kvgen.lower.sources import Sources
@@ -33,9 +33,9 @@ from kvgen.tune.final import Final
 from kvgen.tune.measuring import MeasuringLoop
 from kvgen.tune.present import present_launches
 from kvgen.tune.progress import Best, Phase, Progress, Watch
-from kvgen.tune.register import make_entry, with_known
+from kvgen.tune.register import further, make_entry, with_known
 from kvgen.tune.result import TuningResult
-from kvgen.tune.runner import Runner
+from kvgen.tune.runner import Runner, verified
 from kvgen.tune.search import Search
 from kvgen.tune.warm_start import warm_starts
 
@@ -63,11 +63,12 @@ def tune(
 ) -> TuningResult:
     """Search the spaces of the back ends that support the spec, and register the winner in `store` (the user's).
 
-    One layout for the spec, one launch per workload, of any back end. Interrupting the run registers the best so far. Only one
-    process at a time tunes a key; another that waited takes over its entry. `storage` is a database URL that several hosts share;
-    without it studies are journals in the cache. `devices` are GPU indices, one worker each. `fresh`: registered entries neither start
-    the search nor have to be beaten; finished measurements still count, and the present entry's accuracy of a model is carried over.
-    `all_schedules` also searches what the spaces' hints exclude.
+    One layout for the spec, one launch per workload, of any back end. Every module that the entry names is verified in this run.
+    Interrupting it registers the best that it has verified so far. Only one process at a time tunes a key; another that waited takes
+    over its entry. `storage` is a database URL that several hosts share; without it studies are journals in the cache. `devices` are
+    GPU indices, one worker each. `fresh`: registered entries neither start the search nor have to be beaten; finished measurements
+    still count, and the present entry's accuracy of a model is carried over. `all_schedules` also searches what the spaces' hints
+    exclude.
 
     Raises UnsupportedError, ToolchainMissing, MeasureError where no schedule is right at every workload, KeyboardInterrupt where the run
     is interrupted before one is known to be, or HostError where the disk fails: before anything is compiled if the registry or the cache
@@ -215,26 +216,56 @@ class _Run:
         *,
         interrupted: bool,
     ) -> TuningResult:
-        """The final, the decision and the entry. Raises KeyboardInterrupt if Ctrl-C came before any was right."""
+        """The final, the decision and the entry. Raises KeyboardInterrupt if Ctrl-C came before any was right, or before the present
+        winner was verified, which stays then.
+        """
         last: list[Record] = []
         final = Final(self.spec.workloads, self.defaults, present, runner, compile_queue, self.clock, self.tell)
         if not interrupted:
             try:
-                last = final.measure(self.records(), keep)
+                last = final.measure(self._trusted, self._refute, keep)
                 interrupted = final.interrupted
             except KeyboardInterrupt:
                 interrupted = True
             self.notes += [f"{schedule} was left out of the final: {reason}" for schedule, reason in final.left_out.items()]
-        decision = decide(last, self.spec.workloads, self.defaults, present, runner.compare)
-        judged = last if decision is not None else [r for r in self.records() if r.candidate.schedule not in final.left_out]
-        decision = decision or decide(judged, self.spec.workloads, self.defaults, present, runner.compare)
+        judged, decision = last, decide(last, self.spec.workloads, self.defaults, present, runner.compare)
+        if decision is None:
+            judged = [r for r in self._trusted() if (r.module, r.candidate.workload.key) in runner.passed]
+            known = {record.candidate.key for record in judged}
+            if interrupted and not all((schedule.id, key) in known for key, schedule in present.items()):
+                raise KeyboardInterrupt
+            decision = self._decide(judged, present, runner, interrupted=interrupted)
+        more: list[Schedule] = []
+        if not interrupted:
+            try:
+                more = self._further(decision, runner, compile_queue)
+            except KeyboardInterrupt:  # what the final decided stands, without further launches
+                interrupted = True
+        if interrupted:
+            compile_queue.stop()
+            runner.close()
+        return self._register(decision, more, compile_queue, judged, last, runner, seed, interrupted=interrupted)
+
+    def _decide(self, judged: Sequence[Record], present: Mapping[str, Schedule], runner: Runner, *, interrupted: bool) -> Decision:
+        """The decision. Raises KeyboardInterrupt or MeasureError where no layout is right at every workload."""
+        decision = decide(judged, self.spec.workloads, self.defaults, present, runner.compare)
         if decision is None:
             raise KeyboardInterrupt if interrupted else self._nothing_right()
-        return self._register(decision, compile_queue, judged, last, runner, seed, interrupted=interrupted)
+        return decision
+
+    def _refute(self, failed: Record) -> None:
+        """Replace the record of a candidate whose module fails now."""
+        self.trial_stores[failed.candidate.backend, failed.candidate.workload.key].finish(failed)
+        self._finished(failed)
 
     def records(self) -> list[Record]:
         """The records of all finished candidates."""
         return [record for trial_store in self.trial_stores.values() for record in trial_store.records.values()]
+
+    def _trusted(self) -> list[Record]:
+        """The records of schedules that were wrong at no workload."""
+        wrong = {record.candidate.schedule for record in self.records() if record.kind == "wrong"}
+        return [record for record in self.records() if record.candidate.schedule not in wrong]
 
     # --- candidates that take part whatever the search finds -----------------------------------------------------------
 
@@ -260,6 +291,24 @@ class _Run:
 
     # --- after the search ----------------------------------------------------------------------------------------------
 
+    def _further(self, decision: Decision, runner: Runner, compile_queue: CompileQueue) -> list[Schedule]:
+        """The defaults that serve other calls beside the winners, compiled and verified; what fails is left out with a note."""
+        right = []
+        winners = [record.candidate.schedule for record in decision.launches.values()]
+        for schedule in further(self.spec, self.target, winners, self.found[0]):
+            candidate = Candidate(schedule, self.spec.workloads[0])
+            self.tell("finalists", f"verifying {schedule}, for calls that the winners do not suit")
+            try:
+                record = verified(runner, candidate, compile_queue.artifact(schedule))
+                reason = None if record.right else f"{record.kind}: {record.detail}"
+            except (CompileError, CompilerCrash, ToolchainMissing) as error:
+                reason = str(error)
+            if reason is None:
+                right.append(schedule)
+            else:
+                self.notes.append(f"{schedule}, which serves other calls, is left out: {reason}")
+        return right
+
     def _nothing_right(self) -> MeasureError:
         """The error of a run without a decision: what failed, and how."""
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(Counter(r.kind for r in self.records()).items()))
@@ -276,6 +325,7 @@ class _Run:
     def _register(
         self,
         decision: Decision,
+        more: Sequence[Schedule],
         compile_queue: CompileQueue,
         judged: Sequence[Record],
         last: Sequence[Record],
@@ -286,7 +336,10 @@ class _Run:
     ) -> TuningResult:
         facts = {"seed": seed, "trials": self.clock.used, "seconds": round(self.clock.elapsed, 1), "policy": dict(runner.policy)}
         facts |= {"points": len(self.records()), "failed": sum(1 for record in self.records() if not record.ok)}
-        entry = make_entry(self.sources, decision, compile_queue, judged, self.defaults, facts, self.found[0])
+        entry = make_entry(self.sources, decision, more, compile_queue, judged, self.defaults, facts)
+        passed = {module for module, _ in runner.passed}
+        if unverified := [one for one in entry.every_launch if compile_queue.artifact(entry.schedule(one)).sha256 not in passed]:
+            raise KvgenError(f"{entry.schedule(unverified[0])} was not verified")
         if entry.key != self.key:
             raise KvgenError(f"the entry's key is {entry.key}, and the run's {self.key}")
         entry = replace(entry, quality=with_known(entry.quality, self._known_quality()))

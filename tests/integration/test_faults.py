@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from kvgen.arch import Target
+from kvgen.lower.base import Source
+from kvgen.lower.schedule import Params, Schedule
+from kvgen.lower.space import Parameter, SearchSpace
 from kvgen.measure.device import cold_bytes
 from kvgen.measure.job import CheckPolicy
 from kvgen.registry import Store
+from kvgen.spec import AnyWorkload, KernelSpec
 from kvgen.toolchain import ArtifactCache
+from kvgen.toolchain.compilers import find_gxx
 from kvgen.tune.budget import Budget
 from kvgen.tune.isolated_runner import IsolatedRunner
 from kvgen.tune.result import TuningResult
 from kvgen.tune.tuner import tune
 from tests.support.faulty import FaultyBackend
-from tests.support.naive import naive_spec
+from tests.support.naive import naive_source, naive_spec
 
 KINDS = {"crash": "crash", "hang": "timeout", "eat": "oom", "leak": "oom", "wrong": "wrong", "broken": "compile_error"}
 
@@ -25,7 +34,7 @@ LARGE_CACHE = {"llc_bytes": 480 << 20}
 """Past a last-level cache of this size the buffers of a cold measurement are twice as large as the limit."""
 
 
-def run(root: Path) -> TuningResult:
+def run(root: Path, backend: FaultyBackend | None = None) -> TuningResult:
     cache = ArtifactCache(root / "cache")
     check = CheckPolicy(most_tokens=1 << 11)
     isolated_runner = IsolatedRunner(naive_spec(), "cpu", cache.root / "tuning", memory_bytes=LIMIT, timeout_s=30.0, check=check)
@@ -33,7 +42,7 @@ def run(root: Path) -> TuningResult:
         naive_spec(),
         "cpu",
         Budget(),
-        backends=[FaultyBackend()],
+        backends=[backend or FaultyBackend()],
         store=Store(root / "registry"),
         cache=cache,
         runner=isolated_runner,
@@ -57,3 +66,81 @@ def test_no_fault_ends_the_run_and_each_is_named(tmp_path: Path, monkeypatch: py
     again = run(tmp_path)
     assert again.measured == 0
     assert {record.kind for record in again.failures} == set(KINDS.values())
+
+
+SLOW = 400_000
+"""Turns of a loop that does nothing: ten times as long as the kernel."""
+
+
+class PacedBackend(FaultyBackend):
+    """The default waits, the other launch does not: it wins as long as it is right. It alone reaches the header."""
+
+    def __init__(self, root: Path) -> None:
+        self.header = root / "package" / "include" / "planted.h"
+        self.header.parent.mkdir(parents=True)
+        for file in (self.header, root / "package" / "__init__.py"):  # an entry names headers by their package
+            file.touch()
+
+    def space(self, spec: KernelSpec, target: Target) -> SearchSpace:
+        layout = [Parameter(name, "layout", (value,), name) for name, value in self.default(spec, target).layout.items()]
+        return SearchSpace(self.name, [*layout, Parameter("pace", "launch", (SLOW, 0), "turns")], workloads=spec.workloads)
+
+    def default(self, spec: KernelSpec, target: Target, work: AnyWorkload | None = None) -> Schedule:
+        return Schedule(self.name, super().default(spec, target, work).layout, Params(pace=SLOW))
+
+    def lower(self, spec: KernelSpec, schedule: Schedule, target: Target) -> Source:
+        pace, naive = schedule.launch.integer("pace"), naive_source()
+        text = naive.text.replace("  misbehave();", f"  for (volatile int i = 0; i < {pace}; i = i + 1) {{\n  }}")
+        if pace:
+            return replace(naive, text=text)
+        return replace(naive, text=f'#include "{self.header.name}"\n{text}', include=(self.header.parent,), headers=(self.header,))
+
+
+@pytest.fixture
+def compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[str], None]]:
+    """Put another compiler in the place of g++: it miscompiles one line of the fast launch."""
+
+    def become(version: str) -> None:
+        wrapper = tmp_path / "g++"
+        fault = "s/^#include .planted.h.$/#define FAULT_WRONG/"
+        answer = f'case "$1" in -dump*) echo {version}; exit;; esac\n' if version else ""
+        wrapper.write_text(f"#!/bin/sh\n{answer}[ -f kernel.cpp ] && sed -i '{fault}' kernel.cpp\nexec {shutil.which('g++')} \"$@\"\n")
+        wrapper.chmod(0o755)
+        monkeypatch.setenv("CXX", str(wrapper))
+        find_gxx.cache_clear()
+
+    yield become
+    monkeypatch.undo()
+    find_gxx.cache_clear()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("change", ["compiler", "compiler of the same version", "header"])
+def test_what_no_build_has_verified_is_not_registered_though_it_is_faster(
+    change: str, tmp_path: Path, compiler: Callable[[str], None]
+) -> None:
+    """The second build has records of both launches. A new compiler, or a new kvgen, makes one of them wrong, not the default."""
+    backend = PacedBackend(tmp_path)
+    first = run(tmp_path, backend)
+    assert first.entry.launches[0].params["pace"] == 0
+    if change == "header":
+        backend.header.write_text("#define FAULT_WRONG\n")
+    else:
+        compiler("" if "same" in change else "99.1.0")
+        shutil.rmtree(tmp_path / "cache" / "modules")
+    second = run(tmp_path, backend)
+    assert second.entry.launches[0].params["pace"] == SLOW
+    assert [(record.kind, record.candidate.schedule.launch["pace"]) for record in second.failures] == [("wrong", 0)]
+    assert second.entry.accuracy["2x96"]["relative_l2"] < 1e-5
+    assert [found.entry for found in Store(tmp_path / "registry").all()] == [second.entry]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_build_that_goes_on_verifies_what_it_registers_and_times_nothing_again(tmp_path: Path) -> None:
+    backend = PacedBackend(tmp_path)
+    first, second = run(tmp_path, backend), run(tmp_path, backend)
+    assert (first.measured, second.measured, second.known) == (2, 0, 2)
+    assert second.entry.launches == first.entry.launches
+    assert second.entry.accuracy == first.entry.accuracy

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -83,6 +85,65 @@ def test_ctrl_c_registers_the_best_so_far(tmp_path: Path):
     assert "Traceback" not in errors
     (answer,) = machine.json("why", machine.spec)
     assert answer["how"] == "exact"
+
+
+STUCK = """#!/bin/sh
+case "$1" in -dump*) exec {gxx} "$@"; esac
+[ $(cat {studies}/*.journal | grep -c '"record"') -ge 2 ] && sleep 86400
+exec {gxx} "$@"
+"""
+"""A compiler that takes for ever once two candidates are measured."""
+
+
+def family(pid: int) -> dict[int, str]:
+    """The processes that a process has started, and theirs: command lines by id."""
+    found: dict[int, str] = {}
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in map(int, task.read_text().split()):
+            found |= {child: Path(f"/proc/{child}/cmdline").read_text().replace("\0", " "), **family(child)}
+    return found
+
+
+def ended(process: subprocess.Popen[str], signalled: signal.Signals) -> tuple[str, str]:
+    """The output of a command that is stopped while a compiler is stuck; nothing that it started is left."""
+    children: dict[int, str] = {}
+    end = time.monotonic() + PATIENCE_S
+    while not any(command.startswith("sleep") for command in children.values()):
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < end, children
+        time.sleep(0.1)
+        with suppress(OSError):  # one of them has ended meanwhile
+            children = family(process.pid)
+    for _ in range(2):  # as coreutils' timeout does: to the process, and to its group
+        process.send_signal(signalled)
+    output, errors = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 130, errors
+    assert "Traceback" not in errors
+    assert [command for pid, command in children.items() if running(pid)] == []
+    return output, errors
+
+
+def running(pid: int) -> bool:
+    """Whether a process runs; one that has ended may wait for its new parent to hear of it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def test_sigterm_ends_a_build_like_ctrl_c_and_leaves_no_process(tmp_path: Path):
+    machine = Machine(tmp_path / "machine")
+    compiler = tmp_path / "g++"
+    compiler.write_text(STUCK.format(gxx=shutil.which("g++"), studies=machine.root / "cache" / "studies"))
+    compiler.chmod(0o755)
+    machine.environment |= {"CXX": str(compiler), "KVGEN_MACHINE": '{"cores": 2}'}
+    output, _ = ended(machine.start("build", machine.spec, "--backend", "cpu", "--budget", "1h", "--json"), signal.SIGTERM)
+    assert json.loads(output)[0]["interrupted"] is True
+    (answer,) = machine.json("why", machine.spec)
+    assert answer["how"] == "exact"
+    machine.environment["KVGEN_CACHE_DIR"] = str(tmp_path / "empty")
+    _, errors = ended(machine.start("check", machine.root / "registry"), signal.SIGTERM)
+    assert errors.endswith("kvgen: interrupted\n")
 
 
 def test_eight_builds_at_once_one_killed_leave_one_good_entry(tmp_path: Path):

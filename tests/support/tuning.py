@@ -106,6 +106,7 @@ class FakeRunner:
     measured: list[Candidate] = field(default_factory=list)
     finals: list[list[Candidate]] = field(default_factory=list)
     verified: list[Candidate] = field(default_factory=list)
+    passed: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)
     closed: bool = False
 
     def ready(self) -> None:
@@ -116,23 +117,29 @@ class FakeRunner:
 
     def measure(self, candidate: Candidate, artifact: Artifact, device: int) -> Record:
         self.measured.append(candidate)
-        return self._record(candidate, artifact)
+        return self._judged(self._record(candidate, artifact))
+
+    def _judged(self, record: Record) -> Record:
+        if record.right:
+            self.passed[record.module, record.candidate.workload.key] = record.accuracy or {"relative_l2": 1e-5}
+        return record
 
     def _record(self, candidate: Candidate, artifact: Artifact) -> Record:
         kind = self.outcome(candidate)
         if kind != "ok":
-            return Record(candidate, kind, detail=f"made to fail: {kind}")
-        cost = self.cost(candidate)
-        return Record(candidate, kind, cost, 50.0, (cost, cost), {"relative_l2": 1e-5}, resources=artifact.resources.to_json())
+            return Record(candidate, kind, detail=f"made to fail: {kind}", module=artifact.sha256)
+        cost, resources = self.cost(candidate), artifact.resources.to_json()
+        return Record(candidate, kind, cost, 50.0, (cost, cost), {"relative_l2": 1e-5}, resources=resources, module=artifact.sha256)
 
     def final(self, entrants: Sequence[tuple[Candidate, Artifact]], seconds: float | None) -> list[Record]:
         self.finals.append([candidate for candidate, _ in entrants])
-        return [self.measure(candidate, artifact, 0) for candidate, artifact in entrants]
+        self.measured += self.finals[-1]
+        return [self._record(candidate, artifact) for candidate, artifact in entrants]
 
     def verify(self, candidate: Candidate, artifact: Artifact) -> Record:
         self.verified.append(candidate)
         kind = self.outcome(candidate)
-        return Record(candidate, kind, detail="" if kind == "ok" else f"made to fail: {kind}")
+        return self._judged(Record(candidate, kind, detail="" if kind == "ok" else f"made to fail: {kind}", module=artifact.sha256))
 
     def compare(self, new: Record, old: Record) -> Kind:
         ratio = new.cost / old.cost

@@ -20,6 +20,7 @@ from filelock import FileLock
 import kvgen
 from kvgen._resources import user_cache
 from kvgen.arch import GPUS, Target
+from kvgen.children import run
 from kvgen.digest import canonical_json, digest, files_digest
 from kvgen.errors import HOST_REASONS, CompileError, CompilerCrash, HostError, ToolchainMissing, host_errors
 from kvgen.lower.schedule import Schedule
@@ -120,7 +121,7 @@ def _run(request: str, timeout_s: float) -> Lowered:
     environment = {**own, **os.environ, "PYTHONPATH": os.pathsep.join(paths), "CUDA_VISIBLE_DEVICES": ""}
     try:
         with host_errors("run", Path(sys.executable)):
-            done = subprocess.run(command, input=request, capture_output=True, text=True, timeout=timeout_s, env=environment, check=False)
+            done = run(command, timeout_s, request, env=environment)
     except subprocess.TimeoutExpired:
         raise CompileError(f"TileLang took longer than {timeout_s:g} s and was stopped") from None
     if done.returncode == -signal.SIGKILL:

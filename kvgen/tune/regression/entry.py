@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -9,9 +10,11 @@ from typing import Any
 from kvgen.lower.base import Source
 from kvgen.measure.worker import Worker
 from kvgen.registry.entry import Entry
+from kvgen.registry.modules import tuned_module
 from kvgen.runtime.device import cannot_run_here
 from kvgen.spec import AnyWorkload
 from kvgen.toolchain import Artifact, ArtifactCache, build
+from kvgen.tune.regression.claims import impossible
 from kvgen.tune.regression.failure import failed
 from kvgen.tune.regression.finding import LEVELS, Aspect, Checked, Finding
 from kvgen.tune.regression.numerics import check_numerics
@@ -47,11 +50,18 @@ class EntryCheck:
         return self._found[level]
 
     def renewed(self) -> Entry | None:
-        """The entry as it renders and compiles now; None if `get_kernel` would not use it, if it does not compile, or if it is wrong or was
-        not verified although this machine has the device.
+        """The entry as it renders and compiles now; None if `get_kernel` would not use it, if it is damaged or does not compile, or if it
+        is wrong or was not verified although this machine has the device.
         """
         numbers = self.find("numerics")
-        if self._passed_over or self._rendered is None or self._built is None or numbers.status == "regressed" or numbers.environment:
+        if (
+            self._passed_over
+            or self.find("source").status == "damaged"
+            or self._rendered is None
+            or self._built is None
+            or numbers.status == "regressed"
+            or numbers.environment
+        ):
             return None
         launches: list[tuple[AnyWorkload, Any, Source, Artifact | None]] = [
             (launch.workload, self.entry.schedule(launch), self._rendered[launch.file], self._built[launch.file])
@@ -62,6 +72,10 @@ class EntryCheck:
         return replace(self.entry, launches=fresh.launches, codes=fresh.codes, further=fresh.further)
 
     def _source(self) -> Finding:
+        found, reason = self._compared(), impossible(self.entry)
+        return found if reason is None else Finding("source", "damaged", reason)
+
+    def _compared(self) -> Finding:
         try:
             reason = passed_over(self.entry)
             self._passed_over = reason is not None
@@ -87,9 +101,18 @@ class EntryCheck:
         if (reason := cannot_run_here(self.entry.arch)) is not None:
             return Finding("numerics", "unable", reason)
         try:
-            return check_numerics(self.entry, self._built, self._worker)
+            found = [check_numerics(entry, modules, self._worker) for entry, modules in self._modules(self._built) if modules]
+            return next((one for one in found if one.status != "good"), found[0])
         except Exception as error:
             return failed("numerics", error, "it cannot be verified any more")
+
+    def _modules(self, built: Mapping[str, Artifact]) -> Iterator[tuple[Entry, Mapping[str, Artifact]]]:
+        """All modules that `get_kernel` may serve: the entry's own as they compile now, and those that it was tuned as where they are
+        others.
+        """
+        yield self.entry, built
+        tuned = {file: tuned_module(self.entry, code, self._cache) for file, code in self.entry.codes.items()}
+        yield self.entry, {file: one for file, one in tuned.items() if one is not None and one.sha256 != built[file].sha256}
 
     def _speed(self) -> Finding:
         numbers = self.find("numerics")

@@ -43,13 +43,13 @@ def answer(monkeypatch: pytest.MonkeyPatch, stdout: str = "", returncode: int = 
     """Stand in for the other process; the requests that it gets."""
     requests: list[str] = []
 
-    def run(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
-        requests.append(str(options["input"]))
+    def run(command: list[str], timeout_s: float, text: str, **options: object) -> subprocess.CompletedProcess[str]:
+        requests.append(text)
         if error is not None:
             raise error
         return subprocess.CompletedProcess(command, returncode, stdout, "it broke")
 
-    monkeypatch.setattr(isolate.subprocess, "run", run)
+    monkeypatch.setattr(isolate, "run", run)
     monkeypatch.setattr(isolate, "missing", lambda: None)
     return requests
 
@@ -210,11 +210,11 @@ def test_tilelang_keeps_its_files_in_the_cache(own_cache: Path, monkeypatch: pyt
     """The home directory may be read-only; where the user says where, that counts."""
     seen: list[str] = []
 
-    def run(command: list[str], *, env: dict[str, str], **options: object) -> subprocess.CompletedProcess[str]:
+    def run(command: list[str], timeout_s: float, text: str, *, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
         seen.append(env["TILELANG_CACHE_DIR"])
         return subprocess.CompletedProcess(command, 0, json.dumps(KERNELS), "")
 
-    monkeypatch.setattr(isolate.subprocess, "run", run)
+    monkeypatch.setattr(isolate, "run", run)
     monkeypatch.delenv("TILELANG_CACHE_DIR", raising=False)
     isolate._run("{}", 1.0)
     monkeypatch.setenv("TILELANG_CACHE_DIR", "/elsewhere")

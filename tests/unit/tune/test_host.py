@@ -86,7 +86,7 @@ def test_a_journal_that_cannot_be_written_says_where_and_why(tmp_path: Path, mon
     def full(path: Path) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
-    monkeypatch.setattr(trial_store, "_cut_half_line", full)
+    monkeypatch.setattr(trial_store, "_cut_damaged_end", full)
     with pytest.raises(HostError, match=r"cannot open the journal .*a.journal: No space left on device"):
         journal_storage(tmp_path / "a.journal")
 
@@ -98,13 +98,20 @@ def test_a_journal_that_cannot_be_written_says_where_and_why(tmp_path: Path, mon
         "nosuch://user:secret@host/name",
         "nosuch://user:a/secret@host/name",
         "nosuch://user:a@secret@host/name",
+        "nosuch://us@er:secret@host/name",
+        "nosuch://user:secret/name",
+        "postgresql://user:a@secret@host.invalid/name",
+        "user:secret@host/name",
+        "nosuch:user:secret@host/name",
         "nosuch://user:…@host/name?password=secret&sslpassword=secret",
         "nosuch://user:…@host/name?x=1&PASSWORD=secret",
         "sqlite:////proc/nowhere/x.db",
     ],
 )
 def test_a_database_that_does_not_open_is_named_without_its_password(url: str):
-    with pytest.raises(KvgenError, match=r"cannot open the storage (nonsense|nosuch://user:…@host/name|sqlite:)") as caught:
+    with pytest.raises(
+        KvgenError, match=r"cannot open the storage (nonsense|(nosuch://|postgresql://)?…@host|nosuch://user:…/name|sqlite:)"
+    ) as caught:
         open_database(url)
     assert "secret" not in str(caught.value)
     assert "\n" not in str(caught.value)

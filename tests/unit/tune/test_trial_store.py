@@ -56,6 +56,15 @@ def test_records_survive_the_process(journal: Path):
     assert list(again.records.values()) == kept
 
 
+def test_a_module_that_fails_after_all_is_remembered_as_failed(journal: Path):
+    first = trial_store(journal)
+    first.finish(record(schedule()))
+    failed = record(schedule(), None, "wrong")
+    first.finish(failed)
+    assert first.read() == []
+    assert list(trial_store(journal).records.values()) == [failed]
+
+
 def test_a_write_that_fails_leaves_no_half_line(journal: Path, monkeypatch: pytest.MonkeyPatch):
     """The disk is full for one line, and not for the next one."""
     first = trial_store(journal)
@@ -102,12 +111,13 @@ def test_a_record_that_does_not_parse_is_named(journal: Path, monkeypatch: pytes
         trial_store(journal)
 
 
-def test_a_claim_of_a_killed_run_is_dropped_and_a_half_written_line_cut(journal: Path):
+@pytest.mark.parametrize("end", [b'{"op_code": 4, "half', b'{"op_code": 4, "half\n', b"\n", b'{"op_code": 4{"op_code": 4}\n', b"\0\0\0"])
+def test_a_claim_of_a_killed_run_is_dropped_and_a_damaged_last_line_cut(journal: Path, end: bytes):
     first = trial_store(journal)
     first.finish(record(schedule()))
     first.claim(schedule(threads=4))
     with journal.open("ab") as file:
-        file.write(b'{"op_code": 4, "half')
+        file.write(end)
     again = trial_store(journal)
     assert list(again.records) == [schedule().id]
     again.finish(record(schedule(threads=4)))

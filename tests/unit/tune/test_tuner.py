@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Event
 from time import sleep
@@ -140,6 +140,68 @@ def test_finished_points_are_never_measured_again_after_an_interrupt(place: Plac
     third = FakeRunner()
     place.tune(third)
     assert candidates(third) == []
+
+
+def threads(wanted: int, block: int) -> Callable[[Candidate], bool]:
+    return lambda candidate: (candidate.schedule.launch["threads"], candidate.layout["block"]) == (wanted, block)
+
+
+@pytest.mark.parametrize("kind", ["wrong", "crash"])
+def test_a_module_that_an_earlier_build_measured_is_verified_before_it_is_registered(place: Place, kind: str):
+    """The winner of the first build fails in the second one, which has its record; the third one does not believe in it either."""
+    assert place.tune(FakeRunner()).entry.launches[0].params["threads"] == 1
+    fails = threads(1, 32)
+    second = FakeRunner(outcome=lambda candidate: kind if fails(candidate) else "ok")
+    result = place.tune(second)
+    assert not any(fails(candidate) for final in second.finals for candidate in final)
+    assert result.entry.launches[0].params["threads"] == 2
+    assert (kind, "1x128") in {(record.kind, record.candidate.workload.key) for record in result.failures if fails(record.candidate)}
+    assert place.tune(FakeRunner()).entry.launches[0].params["threads"] == 2
+
+
+def test_what_is_wrong_at_one_workload_serves_none(place: Place):
+    """Four threads over blocks of 32 are the best at 2x512, where they are right."""
+    best = threads(4, 32)
+    entry = place.tune(FakeRunner(outcome=lambda one: "wrong" if best(one) and one.workload.batch == 1 else "ok")).entry
+    assert (entry.layout["block"], entry.launches[1].params["threads"]) != (32, 4)
+    assert place.tune(FakeRunner(policy={"runner": "right"}), fresh=True).entry.launches[1].params["threads"] == 4
+
+
+def test_an_interrupt_registers_only_what_this_build_has_verified(place: Place):
+    """What stays is what an earlier build registered, though records of it are there."""
+    first = place.tune(FakeRunner(), trials=6)
+
+    def stop(_: Candidate) -> str:
+        if len(runner.measured) > 1:
+            raise KeyboardInterrupt
+        return "ok"
+
+    runner = FakeRunner(outcome=stop)
+    with pytest.raises(KeyboardInterrupt):
+        place.tune(runner)
+    assert [found.entry for found in place.store.all()] == [first.entry]
+
+
+def test_accuracies_are_of_the_build_that_registers_them(place: Place):
+    class Exact(FakeRunner):
+        def _judged(self, record: Record) -> Record:
+            return super()._judged(dataclasses.replace(record, accuracy={"relative_l2": 3e-6}))
+
+    place.tune(FakeRunner())
+    again = Exact()
+    entry = place.tune(again).entry
+    assert candidates(again) == []
+    assert set(map(str, entry.accuracy.values())) == {"{'relative_l2': 3e-06}"}
+
+
+def test_records_count_for_the_compiler_and_the_sources_that_they_are_of(place: Place, monkeypatch: pytest.MonkeyPatch):
+    assert place.tune(FakeRunner()).known == 0
+    assert place.tune(FakeRunner()).known > 0
+    monkeypatch.setenv("CPATH", "/elsewhere")
+    assert place.tune(FakeRunner()).known == 0
+    monkeypatch.undo()
+    monkeypatch.setattr(contenders, "_lowering", lambda: "other")
+    assert place.tune(FakeRunner()).known == 0
 
 
 def test_an_interrupt_before_anything_is_right_is_an_interrupt(place: Place):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,12 +12,17 @@ import pytest
 
 from kvgen.errors import CompileError, CompilerCrash, HostError, MeasureError, ToolchainMissing
 from kvgen.lower.base import Source
+from kvgen.lower.schedule import Params, Schedule
 from kvgen.measure.job import Outcome
 from kvgen.measure.worker import Worker
+from kvgen.registry import packaged_store
+from kvgen.registry.entry import Code, Entry, Launch
 from kvgen.runtime import device
-from kvgen.toolchain import Artifact, ArtifactCache, KernelResources, Resources
+from kvgen.toolchain import Artifact, ArtifactCache, KernelResources, Resources, build
 from kvgen.tune.regression import entry as entry_check
+from kvgen.tune.regression.claims import impossible
 from tests.support.checking import Place, told
+from tests.support.tuning import FakeBackend
 
 
 def test_what_is_as_it_was_is_good(place: Place):
@@ -170,6 +177,56 @@ def test_every_source_is_verified_with_all_workloads_that_use_it(place: Place):
     place.check()
     (job,) = place.jobs
     assert [work.key for work in job.workloads] == [launch.workload.key for launch in place.entry.launches]
+
+
+def test_the_module_that_was_tuned_is_verified_where_another_one_is_compiled_now(place: Place):
+    """`get_kernel` serves the one that the entry names."""
+    tuned = {place.cache.get(code.artifact).path for code in place.entry.codes.values()}  # type: ignore[union-attr]
+    place.build(lambda source, cache: Artifact("id", Path("other"), Resources("g++ 99", 1.0), sha256="other"))
+    place.check()
+    assert {job.artifact for job in place.jobs} == {*tuned, Path("other")}
+
+
+def test_further_launches_are_verified(place: Place):
+    work, schedule = place.entry.spec.workloads[0], Schedule("cpu", place.entry.layout, Params(threads=8))
+    source = FakeBackend().lower(place.entry.spec, schedule, "cpu")
+    code = Code.of(source, build(source, place.cache))
+    launch = Launch(work, "cpu", schedule.launch, code.file)
+    place.entry = replace(place.entry, codes={**place.entry.codes, code.file: code}, further=(launch,))
+    checked = place.check()
+    assert (checked.verdict, checked.reason) == ("good", "")
+    assert place.jobs[-1].schedule.launch["threads"] == 8
+    assert len(place.jobs) == len(place.entry.codes)
+
+
+CLAIMS: dict[str, Callable[[Entry], Entry]] = {
+    "means .* TB/s": lambda e: timed(e, us=1e-4, read_us=None, samples=()),
+    "of the read's speed": lambda e: timed(e, us=e.timings[0].us / 100, samples=()),
+    "not the median of its samples": lambda e: timed(e, us=e.timings[0].us / 2),
+    "is 0, which": lambda e: replace(e, accuracy={key: {"relative_l2": 0.0} for key in e.accuracy}),
+    "is no error": lambda e: replace(e, accuracy={key: {"relative_l2": float("nan")} for key in e.accuracy}),
+    "in the future": lambda e: replace(e, provenance={**e.provenance, "date": "2999-01-01T00:00:00+00:00"}),
+    "date 'soon' is none": lambda e: replace(e, provenance={**e.provenance, "date": "soon"}),
+}
+
+
+def timed(entry: Entry, **changes: object) -> Entry:
+    return replace(entry, timings=tuple(replace(timing, **changes) for timing in entry.timings))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("reason", CLAIMS)
+def test_claims_that_cannot_be_true_are_damage_and_are_not_accepted(place: Place, reason: str):
+    place.entry = CLAIMS[reason](place.entry)
+    checked = place.check()
+    assert checked.verdict == "damaged"
+    assert re.search(reason, checked.reason)
+    assert checked.renewed is None
+
+
+def test_what_ships_claims_nothing_impossible():
+    entries = [found.entry for found in packaged_store().all()]
+    assert entries
+    assert [impossible(entry) for entry in entries if entry is not None] == [None] * len(entries)
 
 
 def test_a_worker_that_does_not_start_or_lacks_memory_is_no_regression(place: Place):
