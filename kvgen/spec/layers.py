@@ -78,17 +78,25 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 """By model type, what a `config.json` may leave out because transformers' class says it."""
 _QWEN = {"use_sliding_window": False, "max_window_layers": 28}
 """The same for every model type that begins with qwen."""
-_SCALE_1 = ("gemma4", "gemma4_text")
+_SCALE_1 = ("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text")
 """Model types that scale no scores, though their configurations do not say so."""
-WITH_SINKS = ("gpt_oss",)
+_CAUSAL = ("gpt_neox", "gpt_neox_japanese")
+"""Model types that are decoders, though transformers' class says is_decoder: false."""
+WITH_SINKS = ("flint", "gpt_oss", "granite_swa", "granitemoe_swa")
 """Model types whose layers have a learned logit per query head; configurations do not say so, and for other models the spec does."""
 _LATENT = "latent attention (MLA)"
-_ALIBI = "ALiBi, which adds a bias to the scores"
+_ALIBI = "ALiBi (a bias of the scores)"
+_NOT_CAUSAL = "attention that is not causal"
 _REFUSED_TYPES = {
     "bloom": _ALIBI,
     "mpt": _ALIBI,
     "diffllama": "differential attention",
+    "cpmant": "a position bias of the scores",
+    "doge": "attention with a learned mask",
     "recurrent_gemma": "recurrent layers",
+    "reformer": "hashed attention",
+    "xlnet": "two-stream attention",
+    "xlstm": "recurrent layers",
     "llama4_text": "chunked attention",
 }
 _REFUSED_FIELDS = {
@@ -101,6 +109,8 @@ _REFUSED_FIELDS = {
     "cross_attention_layers": "layers of cross-attention",
     "attention_types": "local attention by a list of its own (attention_types)",
     "dense_attention_every_n_layers": "block-sparse attention",
+    "index_topk": "sparse attention by an index",
+    "index_topk_blocks": "sparse attention by an index",
 }
 """Fields that, where they are set, say what kvgen has not."""
 _RECURRENT = re.compile(r"(mamba|ssm|rwkv|linear_(num|key|value|conv)|hybrid_override_pattern|conv_L_cache|state_size)")
@@ -197,7 +207,7 @@ def layer_specs(
 
     `spec` is one format for all layers, formats by layer type (`full_attention`, `sliding_attention`), or a sequence with one for each
     layer. A format is what `kvgen.load_spec` takes, or a mapping without heads (`key`, `value`, `cache`, or a `preset`). Heads, soft cap,
-    window and the sinks of gpt-oss come from the configuration; of other models with sinks the format has to say so (`attention.sinks`).
+    window and the sinks of gpt-oss (`WITH_SINKS`) come from the configuration; of other models with sinks the format has to say so (`attention.sinks`).
     The dtype is the format's; of a mapping without one, the configuration's, and `dtype` where it has none. A mapping without workloads is
     for `batch` sequences of `max_len` tokens.
 
@@ -206,12 +216,17 @@ def layer_specs(
     """
     layers = layers_of(config)
     formats = _by_layer(spec, layers.kinds)
-    base = {"name": _name(layers.model_type), "workloads": [{"batch": batch, "kv_len": max_len}]}
+    base = {"name": spec_name(layers.model_type), "workloads": [{"batch": batch, "kv_len": max_len}]}
     made: dict[tuple[int, LayerFacts], KernelSpec] = {}
     for layer, (form, fact) in enumerate(zip(formats, layers.facts, strict=True)):
         if (id(form), fact) not in made:
             made[id(form), fact] = _spec_of(layer, fact, form, base, layers.dtype or dtype)
     return [made[id(form), fact] for form, fact in zip(formats, layers.facts, strict=True)]
+
+
+def spec_name(text: str) -> str:
+    """A spec's name out of any text."""
+    return re.sub(r"[^A-Za-z0-9.-]+", "-", text).strip(".-")[:80].rstrip(".-") or "model"
 
 
 def _refusal(model: str, reason: str) -> UnsupportedError:
@@ -224,13 +239,18 @@ def _refuse(model: str, config: Config) -> None:
     reason = _REFUSED_TYPES.get(model)
     if model == "llama4_text" and config.get("layer_types"):
         reason = None  # the types say which layers are chunked
-    if any(isinstance(inner := config.get(name), Mapping) and inner.get("alibi") for name in ("attn_config",)):
+    inner = config.get("attn_config")
+    if isinstance(inner, Mapping) and inner.get("alibi"):
         reason = _ALIBI
     position = str(config.get("position_embedding_type"))
     if position == "alibi" or position.startswith("relative"):
         reason = _ALIBI if position == "alibi" else f"scores with a relative position ({position})"
     if config.get("use_bidirectional_attention") in (True, "all"):
-        reason = "attention that is not causal (use_bidirectional_attention)"
+        reason = f"{_NOT_CAUSAL} (use_bidirectional_attention)"
+    if config.get("is_decoder") is False and model not in _CAUSAL:
+        reason = f"{_NOT_CAUSAL} (is_decoder is false)"
+    if any(str(name).endswith("ForMaskedLM") for name in config.get("architectures") or ()):
+        reason = f"{_NOT_CAUSAL} (a masked language model)"
     if config.get("attention_chunk_size") and not config.get("layer_types"):
         reason = "chunked attention"
     if reason is None and not config.get("layer_types"):
@@ -238,7 +258,7 @@ def _refuse(model: str, config: Config) -> None:
         if field is not None or model.startswith(("mamba", "rwkv")):
             reason = f"layers with a recurrent state{f' ({field})' if field else ''}: linear attention, Mamba or convolution"
     if reason is not None:
-        raise _refusal(model, f"the model has {reason}, which kvgen does not cache")
+        raise _refusal(model, f"the model has {reason}, which kvgen has not")
     widths = config.get("v_head_dim"), config.get("head_dim")
     if None not in widths and widths[0] != widths[1]:
         raise _refusal(model, f"V has {widths[0]} channels per head and K {widths[1]}, and kvgen's caches have as many of both")
@@ -248,15 +268,17 @@ def _refuse_fields(config: Config) -> None:
     for field, meaning in _REFUSED_FIELDS.items():
         if config.get(field):
             model = str(config.get("model_type") or "model")
-            raise _refusal(model, f"the model has {meaning}" + ("" if field == "is_encoder_decoder" else ", which kvgen does not cache"))
+            raise _refusal(model, f"the model has {meaning}" + ("" if field == "is_encoder_decoder" else ", which kvgen has not"))
 
 
 def _own(model: str, config: Config, layer: int) -> dict[str, Any]:
     """What the configuration says of one layer alone."""
-    own = config.get("per_layer_config") or {}
+    own = config.get("per_layer_config")
     if own:
-        return dict(own.get(str(layer), own.get(layer)) or {})
-    kinds = config.get("layer_types")
+        return dict({int(number): facts for number, facts in own.items()}.get(layer) or {})
+    heads, kinds = config.get("num_attention_heads_per_layer"), config.get("layer_types")
+    if heads:
+        return {"num_attention_heads": heads[layer]}
     if model in _SCALE_1 and kinds and kinds[layer] == FULL:  # Gemma 4's config.json
         heads = config.get("num_global_key_value_heads") if config.get("attention_k_eq_v") else None
         return {"head_dim": config.get("global_head_dim") or 512, **({"num_key_value_heads": heads} if heads else {})}
@@ -303,6 +325,9 @@ def _facts(model: str, config: Config, kind: str) -> LayerFacts:
     heads = _number(model, config, "q_heads")
     shared = config.get("multi_query") and not config.get("new_decoder_architecture")
     given = [config[name] for name in _NAMES["kv_heads"] if config.get(name) is not None]
+    inner = config.get("attn_config")
+    if isinstance(inner, Mapping) and inner.get("kv_n_heads"):  # DBRX
+        given = [inner["kv_n_heads"]]
     if config.get("multi_query_attention"):
         given = [config.get("multi_query_group_num")]
     kv_heads = 1 if shared else _number(model, {"num_key_value_heads": given[0]}, "kv_heads") if given else heads
@@ -359,8 +384,3 @@ def _spec_of(layer: int, facts: LayerFacts, form: Format, base: Mapping[str, Any
         if given and given != fact:  # None, 0 and False leave it to the configuration
             raise ValueError(f"layer {layer}: attention.{name} of the spec is {given}, and {fact} in the model's configuration")
     return load_spec({**base, **data, "attention": {"dtype": dtype, **attention, **asdict(facts)}})
-
-
-def _name(text: str) -> str:
-    """A spec's name out of any text."""
-    return re.sub(r"[^A-Za-z0-9.-]+", "-", text).strip(".-")[:80].rstrip(".-") or "model"
