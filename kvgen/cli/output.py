@@ -132,7 +132,7 @@ def parse_seconds(text: str) -> float:
     from kvgen.tune.budget import parse_duration
 
     try:
-        return parse_duration(text)
+        return parse_duration(str(text))  # typer gives the default to it, too
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
 
