@@ -56,4 +56,3 @@ def unquantized(spec: KernelSpec) -> KernelSpec:
     wide = {"bits": 16, "axis": "token", "group": spec.attention.head_dim}
     attention = spec.attention.to_json()
     return load_spec({"name": "unquantized", "arch": spec.arch, "attention": attention, "key": wide, "value": wide})
-

@@ -154,7 +154,8 @@ def _emit(model: Model, form: str, dtype: str | None, kind: str | None, output: 
         return
     if len(parts) > 1:
         raise typer.BadParameter(
-            f"the layers of {model.name} have {len(parts)} specs, {_kinds(parts)}: write a file for each with -o DIR, or choose one by --layers"
+            f"the layers of {model.name} have {len(parts)} specs, {_kinds(parts)}: write a file for each with -o DIR, or choose one by "
+            "--layers"
         )
     if as_json:
         print_json(parts[0].spec.to_json())

@@ -25,6 +25,8 @@ Format = KernelSpec | Mapping[str, Any] | str | Path
 FULL, SLIDING = "full_attention", "sliding_attention"
 MAX_CONFIG = 1 << 20
 """Bytes of a `config.json`."""
+MOST = 1 << 16
+"""Layers, heads or channels that a configuration may name."""
 
 _LLAMA = {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "dtype": "bfloat16"}
 _GPT_OSS = {
@@ -160,7 +162,8 @@ def known_config(text: str) -> Config:
             f"{text!r:.200} is neither a config.json, nor its folder, nor layers x query heads / KV heads x head_dim, like 32x32/8x128, "
             f"nor one of {', '.join(MODELS)}"
         )
-    named = dict(zip(("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"), map(int, match.groups()), strict=True))
+    facts = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
+    named = dict(zip(facts, map(int, match.groups()), strict=True))
     return {"model_type": "model", "dtype": "float16", **named}
 
 
@@ -185,14 +188,12 @@ def layers_of(config: Config) -> Layers:
         _refuse_fields(text)
         outer, text = text, inner
     model = str(text.get("model_type") or outer.get("model_type") or "model")
-    text = {**_DEFAULTS.get(model, _QWEN if model.startswith("qwen") else {}), **text}
-    _refuse(model, text)
-    number = _number(model, text, "layers")
-    configs = [{**text, **_own(model, text, layer)} for layer in range(number)]
-    kinds = _kinds(model, text, number)
-    facts = tuple(_facts(model, each, kind) for each, kind in zip(configs, kinds, strict=True))
-    dtype = text.get("dtype") or text.get("torch_dtype") or outer.get("dtype") or outer.get("torch_dtype")
-    return Layers(model, tuple(kinds), facts, None if dtype is None else str(dtype).removeprefix("torch."), _scale(model, text, facts[0]))
+    try:
+        return _read(model, {**_DEFAULTS.get(model, _QWEN if model.startswith("qwen") else {}), **text}, outer)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise _refusal(
+            model, f"a value of the model's configuration is of another kind than those of transformers: {error!s:.200}"
+        ) from error
 
 
 def layer_specs(
@@ -207,9 +208,9 @@ def layer_specs(
 
     `spec` is one format for all layers, formats by layer type (`full_attention`, `sliding_attention`), or a sequence with one for each
     layer. A format is what `kvgen.load_spec` takes, or a mapping without heads (`key`, `value`, `cache`, or a `preset`). Heads, soft cap,
-    window and the sinks of gpt-oss (`WITH_SINKS`) come from the configuration; of other models with sinks the format has to say so (`attention.sinks`).
-    The dtype is the format's; of a mapping without one, the configuration's, and `dtype` where it has none. A mapping without workloads is
-    for `batch` sequences of `max_len` tokens.
+    window and the sinks of gpt-oss (`WITH_SINKS`) come from the configuration; of other models with sinks the format has to say so
+    (`attention.sinks`). The dtype is the format's; of a mapping without one, the configuration's, and `dtype` where it has none. A mapping
+    without workloads is for `batch` sequences of `max_len` tokens.
 
     Raises UnsupportedError for layers that are no causal attention, ValueError where a format contradicts the configuration and for an
     unknown layer type, SpecError for formats with mistakes.
@@ -231,6 +232,17 @@ def spec_name(text: str) -> str:
 
 def _refusal(model: str, reason: str) -> UnsupportedError:
     return UnsupportedError(model, reason, is_backend=False)
+
+
+def _read(model: str, text: Config, outer: Config) -> Layers:
+    """The layers of a configuration with its defaults; `outer` is the one that it lies in, or itself."""
+    _refuse(model, text)
+    number = _number(model, text, "layers")
+    configs = [{**text, **_own(model, text, layer)} for layer in range(number)]
+    kinds = _kinds(model, text, number)
+    facts = tuple(_facts(model, each, kind) for each, kind in zip(configs, kinds, strict=True))
+    dtype = text.get("dtype") or text.get("torch_dtype") or outer.get("dtype") or outer.get("torch_dtype")
+    return Layers(model, tuple(kinds), facts, None if dtype is None else str(dtype).removeprefix("torch."), _scale(model, text, facts[0]))
 
 
 def _refuse(model: str, config: Config) -> None:
@@ -315,9 +327,9 @@ def _number(model: str, config: Config, what: str) -> int:
     """A fact of `_NAMES`. Raises UnsupportedError where it is absent, or no number: one for each layer, for instance."""
     names = _NAMES[what]
     value = next((config[name] for name in names if config.get(name) is not None), None)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST:
         said = "absent" if value is None else f"{value!r:.60}"
-        raise _refusal(model, f"{names[0]} is {said} in the model's configuration, and a positive number is needed")
+        raise _refusal(model, f"{names[0]} is {said} in the model's configuration, and a number from 1 to {MOST} is needed")
     return value
 
 

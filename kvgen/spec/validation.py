@@ -58,9 +58,7 @@ def _consistent(model: M) -> M:
     return model
 
 
-def spec_of(
-    data: Any, found: Sequence[SpecIssue], line_of: LineOf = no_line, name: str | None = None
-) -> tuple[AnySpec, tuple[str, ...]]:
+def spec_of(data: Any, found: Sequence[SpecIssue], line_of: LineOf = no_line, name: str | None = None) -> tuple[AnySpec, tuple[str, ...]]:
     """The spec in plain data, of the `operation` that it names, else of attention; and notes of where it differs from its preset.
 
     Raises SpecError with all of `found` and the mistakes in `data`; `name` is that of its file.

@@ -16,8 +16,9 @@ from kvgen.api.fetch import get_kernel
 from kvgen.integrations.transformers.forwards import States
 from kvgen.integrations.transformers.group import LayerGroup
 from kvgen.integrations.transformers.passes import Passes
-from kvgen.integrations.transformers.specs import Format, layer_specs
+from kvgen.integrations.transformers.specs import layer_specs
 from kvgen.spec import KernelSpec
+from kvgen.spec.layers import Format
 
 NAME = "kvgen"
 """Of the attention function: `attn_implementation`."""

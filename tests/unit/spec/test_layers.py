@@ -127,7 +127,10 @@ CONFIGS: dict[str, tuple[dict[str, Any], list[str], LayerFacts, str | None, floa
         {"model_type": "dbrx", "d_model": 6144, "n_heads": 48, "n_layers": 40, "attn_config": {"kv_n_heads": 8}, "torch_dtype": "bfloat16"},
         [F] * 40, LayerFacts(48, 8, 128, 0.0, None, False), "bfloat16", None,
     ),
-    "GPT-2": ({"model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12}, [F] * 12, LayerFacts(12, 12, 64, 0.0, None, False), None, None),
+    "GPT-2": (
+        {"model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12},
+        [F] * 12, LayerFacts(12, 12, 64, 0.0, None, False), None, None,
+    ),
 }  # fmt: skip
 """Contents of files, layer types, facts of the first layer, dtype, and scale where it is not 1/√head_dim."""
 
@@ -205,6 +208,19 @@ def test_transformers_class_says_the_same(name: str) -> None:
         assert (getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads) == facts.head_dim
 
 
+@pytest.mark.parametrize("name", ["Gemma 3 27B", "gpt-oss-20b", "Gemma 4 as transformers writes it", "DBRX", "Qwen2.5-7B with a window"])
+@pytest.mark.parametrize("value", [True, -1, 10**12, "text", [], [1], {"a": 1}, 0.5, None])
+def test_values_of_another_kind_are_refused_or_left_out_but_never_crash(name: str, value: object) -> None:
+    config = CONFIGS[name][0]
+    text = config.get("text_config", config)
+    for field in text:
+        changed = {**text, field: value}
+        try:
+            layers_of({**config, "text_config": changed} if "text_config" in config else changed)
+        except UnsupportedError:
+            continue
+
+
 def test_layers_may_have_heads_of_their_own() -> None:
     """Gemma 4's full layers: as its config.json says it, and as transformers writes it."""
     written = CONFIGS["Gemma 4 as transformers writes it"][0]
@@ -220,7 +236,14 @@ def test_the_scale_is_that_of_the_models_attention(kind: str, sizes: dict[str, A
     transformers = pytest.importorskip("transformers")
     import torch
 
-    small = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "num_hidden_layers": 2, "vocab_size": 32}
+    small = {
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "num_hidden_layers": 2,
+        "vocab_size": 32,
+    }
     config = transformers.AutoConfig.for_model(kind, **small, intermediate_size=32, **sizes)
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
@@ -247,7 +270,7 @@ def test_a_shape_is_a_configuration() -> None:
 
 
 def test_a_file_or_its_folder_is_read_also_through_a_link(tmp_path: Path) -> None:
-    config, kinds, *_ = CONFIGS["gpt-oss-20b"]
+    config = CONFIGS["gpt-oss-20b"][0]
     (tmp_path / "blob").write_text(json.dumps(config))
     (tmp_path / "config.json").symlink_to("blob")  # as in the cache of the hub
     assert read_config(tmp_path) == read_config(tmp_path / "config.json") == known_config(str(tmp_path)) == config
@@ -255,7 +278,12 @@ def test_a_file_or_its_folder_is_read_also_through_a_link(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [("[1]", "a config.json is a mapping"), ("{", "no model's configuration"), ("[" * 100_000, "no model's configuration"), ("\xff", "no model")],
+    [
+        ("[1]", "a config.json is a mapping"),
+        ("{", "no model's configuration"),
+        ("[" * 100_000, "no model's configuration"),
+        ("\xff", "no model"),
+    ],
 )
 def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path, content: str, said: str) -> None:
     (tmp_path / "config.json").write_bytes(content.encode("latin-1"))

@@ -9,8 +9,20 @@ from kvgen.tune.budget import Budget, Clock, parse_duration
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("90", 90), ("90s", 90), ("3m", 180), ("1h30m", 5400), ("1.5h", 5400), (" 2 M ", 120), ("1h 30m", 5400),
-     ("5min", 300), ("5 minutes", 300), ("90sec", 90), ("2hrs 1min", 7260), ("1 hour", 3600)],
+    [
+        ("90", 90),
+        ("90s", 90),
+        ("3m", 180),
+        ("1h30m", 5400),
+        ("1.5h", 5400),
+        (" 2 M ", 120),
+        ("1h 30m", 5400),
+        ("5min", 300),
+        ("5 minutes", 300),
+        ("90sec", 90),
+        ("2hrs 1min", 7260),
+        ("1 hour", 3600),
+    ],
 )
 def test_durations(text: str, seconds: float):
     assert parse_duration(text) == seconds
