@@ -131,7 +131,7 @@ def test_assisted_decoding_crops_within_the_rollback(cache_of: CacheOf) -> None:
         model(prompt, past_key_values=cache)
     with pytest.raises(ValueError, match=r"crop\(9\): at most 8 positions can be taken back now; cache.rollback of the spec is 8"):
         cache.crop(-9)
-    with pytest.raises(ValueError, match=r"no cache.rollback, the most tokens that may be taken back"):
+    with pytest.raises(ValueError, match=r"no cache.rollback, the most tokens that may be taken back|requires a cache that can be cropped"):
         generated(model, cache_of(model, plain(4), 1), prompt, assistant_model=assistant)
 
 

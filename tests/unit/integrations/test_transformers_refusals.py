@@ -162,7 +162,7 @@ def test_v_that_changes_after_the_cache_took_it_is_refused(cache_of: CacheOf, mo
     model = model_of("llama", num_hidden_layers=1)
     cache = cache_of(model, EXACT, 1)
     update = type(cache).update
-    monkeypatch.setattr(type(cache), "update", lambda *given: (lambda k, v: (k, v * 2))(*update(*given)))
+    monkeypatch.setattr(type(cache), "update", lambda *given, **more: (lambda k, v: (k, v * 2))(*update(*given, **more)))
     with pytest.raises(UnsupportedError, match="the model changes V"):
         model(random_ids(1, 8), past_key_values=cache)
 

@@ -221,6 +221,13 @@ def test_values_of_another_kind_are_refused_or_left_out_but_never_crash(name: st
             continue
 
 
+@pytest.mark.parametrize("name", ["Llama-3.2-1B", "gpt-oss-20b", "Phi-3-mini-4k"])
+def test_a_preset_fits_the_heads_of_any_model(name: str) -> None:
+    with pytest.warns(UserWarning, match=r"value\.group is \d+: that of the preset bitdecoding-int4, 128, does not divide head_dim"):
+        specs = layer_specs(CONFIGS[name][0], {"preset": "bitdecoding-int4"})
+    assert {(one.key.group, one.value.group) for one in specs} == {(128, CONFIGS[name][2].head_dim)}
+
+
 def test_layers_may_have_heads_of_their_own() -> None:
     """Gemma 4's full layers: as its config.json says it, and as transformers writes it."""
     written = CONFIGS["Gemma 4 as transformers writes it"][0]
