@@ -15,7 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, PreTrainedModel
 
 import kvgen
-from kvgen.integrations.transformers import KvgenCache
+from kvgen.integrations.transformers import CACHE_ARGUMENT, KvgenCache
 
 BATCH, PROMPT, NEW = 2, 600, 40
 
@@ -52,7 +52,7 @@ def main() -> None:
         model.set_attn_implementation("sdpa" if name == "stock" else "kvgen")
         started = time.perf_counter()
         found = model.generate(
-            prompts, attention_mask=mask, past_key_values=cache, max_new_tokens=NEW, do_sample=False, pad_token_id=0, eos_token_id=None
+            prompts, attention_mask=mask, max_new_tokens=NEW, do_sample=False, pad_token_id=0, eos_token_id=None, **{CACHE_ARGUMENT: cache}
         )[:, PROMPT:]
         seconds = time.perf_counter() - started
         stock = found if stock is None else stock

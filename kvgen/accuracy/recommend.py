@@ -2,46 +2,84 @@
 
 from __future__ import annotations
 
-import re
+import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from kvgen import _resources
 from kvgen.accuracy.pareto import bits, front
 from kvgen.accuracy.row import Row, longest, read_csv
-from kvgen.accuracy.suite import suite
-from kvgen.errors import KvgenError
+from kvgen.accuracy.suite import formats
+from kvgen.accuracy.times import entry_times
+from kvgen.errors import KvgenError, SpecError
 from kvgen.reference.sizes import bits_per_element, token_bytes
 from kvgen.registry import stores
 from kvgen.registry.entry import Entry
-from kvgen.spec import KernelSpec, load_spec
-from kvgen.spec.model import DType
+from kvgen.spec import KernelSpec, dump_spec
+from kvgen.spec.layers import MODELS, Config, Layers, known_config, layer_specs, layers_of, spec_name
 
 
 @dataclass(frozen=True)
-class ModelShape:
-    """What of a model decides the size of its cache."""
+class Model:
+    """A model by its configuration."""
 
+    name: str
+    config: Config
+    layers: Layers
+
+    @classmethod
+    def named(cls, text: str) -> Model:
+        """The model of a name, a `config.json` or its folder, or a shape. Raises as `known_config` and `layers_of` do."""
+        config = known_config(text)
+        layers = layers_of(config)
+        path = Path(text).resolve()
+        if text.lower() in MODELS or not path.exists():
+            name = text.lower()
+        elif path.is_dir() or path.name == "config.json":
+            name = (path if path.is_dir() else path.parent).name
+        else:
+            name = layers.model_type
+        return cls(spec_name(name), config, layers)
+
+    def parts(self, name: str, dtype: str | None = None) -> list[Part]:
+        """The specs of its layers in a format of the suite. `dtype` replaces the configuration's; float16 where neither says one.
+
+        Raises SpecError where a kind of layer cannot have the format.
+        """
+        form = {**formats()[name], "name": name}
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            specs = layer_specs({**self.config, **({"dtype": dtype} if dtype else {})}, form)
+        notes = tuple(dict.fromkeys(str(one.message) for one in caught))
+        kinds = list(dict.fromkeys(zip(self.layers.kinds, specs, strict=True)))
+        parts = []
+        for number, (kind, spec) in enumerate(kinds):
+            short = kind.removesuffix("_attention")
+            alike = [other for other, _ in kinds].count(kind)
+            ending = "" if len(kinds) == 1 else f"-{short}" if alike == 1 else f"-{short}-{number}"
+            whole = spec_name(f"{self.name[: 78 - len(name) - len(ending)]}-{name}{ending}")
+            parts.append(Part(kind, specs.count(spec), replace(spec, name=whole), notes))
+        return parts
+
+
+@dataclass(frozen=True)
+class Part:
+    """The layers of a model that have one spec."""
+
+    kind: str
     layers: int
-    q_heads: int
-    kv_heads: int
-    head_dim: int
+    spec: KernelSpec
+    notes: tuple[str, ...]
+    """Where the spec is not what the format's name says."""
 
-
-MODELS = {
-    "llama-2-7b": ModelShape(32, 32, 32, 128),
-    "llama-3.1-8b": ModelShape(32, 32, 8, 128),
-    "llama-3.1-70b": ModelShape(80, 64, 8, 128),
-    "mistral-7b": ModelShape(32, 32, 8, 128),
-    "qwen3-8b": ModelShape(36, 32, 8, 128),
-    "qwen3-14b": ModelShape(40, 40, 8, 128),
-    "qwen3-32b": ModelShape(64, 64, 8, 128),
-    "gpt-oss-20b": ModelShape(24, 64, 8, 64),
-    "gpt-oss-120b": ModelShape(36, 64, 8, 64),
-}
-"""Models by name. Of gpt-oss, half of the layers have a window, which this does not know: it counts them as full."""
+    def to_yaml(self, model: Model) -> str:
+        """The spec, below comments that say for which layers it is and what it does not hold."""
+        told = [f"{self.layers} of {len(model.layers.kinds)} layers of {model.name} ({self.kind})", *self.notes]
+        if (scale := model.layers.scale) is not None:
+            told.append(f"the model multiplies scores by {scale:.9g}, which is an argument of calls: kernel.decode(..., scale={scale:.9g})")
+        return "".join(f"# {line}\n" for line in told) + dump_spec(self.spec)
 
 
 @dataclass(frozen=True)
@@ -49,7 +87,7 @@ class Option:
     """A format on the front, for one model."""
 
     row: Row
-    spec: KernelSpec
+    parts: tuple[Part, ...]
     bits: float
     """Per element for this model's heads."""
     token_bytes: float
@@ -57,7 +95,9 @@ class Option:
     unquantized_tokens: int
     """Sink and local tokens of every sequence, which are kept in 16 bits."""
     entries: tuple[Entry, ...]
-    """Registered winners of exactly this spec's format."""
+    """Registered winners of exactly the formats of its specs."""
+    step_us: tuple[float | None, ...]
+    """By part, attention at 8 x 32768 in one layer, as an entry of exactly this format and these heads was measured on a GPU."""
 
     @property
     def worst_increase(self) -> float:
@@ -72,31 +112,9 @@ class Option:
             "bytes_per_token": self.token_bytes,
             "unquantized_tokens": self.unquantized_tokens,
             "entries": [{"key": entry.key, "device": entry.device.get("name"), "standings": entry.standings()} for entry in self.entries],
-            "spec": self.spec.to_json(),
+            "step_us": list(self.step_us),
+            "specs": [{"kind": part.kind, "layers": part.layers, "notes": part.notes, "spec": part.spec.to_json()} for part in self.parts],
         }
-
-
-def model_shape(text: str) -> ModelShape:
-    """A model's name, or LAYERSxQ_HEADS/KV_HEADSxHEAD_DIM. Raises KvgenError, SpecError for what is neither."""
-    known = MODELS.get(text.lower())
-    if known is not None:
-        return known
-    match = re.fullmatch(r"(\d{1,4})x(\d{1,4})/(\d{1,4})x(\d{1,4})", text)
-    if match is None or not int(match[1]):
-        raise KvgenError(
-            f"{text!r} is no model shape: write layers x query heads / KV heads x head_dim, like 32x32/8x128, or one of {', '.join(MODELS)}"
-        )
-    return ModelShape(*map(int, match.groups()))
-
-
-def spec_for(name: str, shape: ModelShape, dtype: DType) -> KernelSpec:
-    """A format of the suite with a model's heads; groups of channels are no larger than a head. Raises SpecError where that is no spec."""
-    fields = suite()[name].to_json()
-    for operand in ("key", "value"):
-        if fields[operand]["axis"] == "token":
-            fields[operand]["group"] = min(fields[operand]["group"], shape.head_dim)
-    heads = {"q_heads": shape.q_heads, "kv_heads": shape.kv_heads, "head_dim": shape.head_dim, "dtype": dtype}
-    return load_spec({"name": name, "attention": heads, **{part: fields[part] for part in ("key", "value", "cache")}})
 
 
 def results() -> Path:
@@ -108,14 +126,14 @@ def results() -> Path:
 
 
 def options(
-    shape: ModelShape, rows: Iterable[Row], *, budget: float | None = None, increase: float | None = None, dtype: DType = "float16"
+    model: Model, rows: Iterable[Row], *, budget: float | None = None, increase: float | None = None, dtype: str | None = None
 ) -> list[Option]:
     """The formats on the front of size and quality that fit: `budget` in bytes per token, `increase` of perplexity as a fraction.
 
-    Smallest first. Rows of formats that are not in the suite are passed over.
+    Smallest first. Rows of formats that are not in the suite, or that a layer of the model cannot have, are passed over.
     """
-    known = [row for row in longest(rows) if row.name in suite()]
-    every = [_option(row, shape, dtype) for row in front(known, bits)]
+    fitting = {row.name: row for row in longest(rows) if row.name in formats() and not refused(model, row.name)}
+    every = [_option(row, model, dtype) for row in front(fitting.values(), bits)]
     return [
         option
         for option in every
@@ -123,15 +141,28 @@ def options(
     ]
 
 
+def refused(model: Model, name: str) -> str | None:
+    """Why a layer of the model cannot have a format of the suite; None where all can."""
+    try:
+        model.parts(name)
+    except SpecError as error:
+        return "; ".join(f"{issue.path}: {issue.message}" for issue in error.issues)
+    return None
+
+
 def best(found: list[Option], budget: float | None) -> Option:
     """With a budget of memory the one of the best quality within it, else the smallest."""
     return found[-1] if budget is not None else found[0]
 
 
-def _option(row: Row, shape: ModelShape, dtype: DType) -> Option:
-    spec = spec_for(row.name, shape, dtype)
-    entries = tuple(one.entry for store in stores() for one in store.find(spec) if one.entry is not None)
-    return Option(row, spec, bits_per_element(spec), token_bytes(spec, shape.layers), spec.cache.unpacked, entries)
+def _option(row: Row, model: Model, dtype: str | None) -> Option:
+    parts = tuple(model.parts(row.name, dtype))
+    entries = tuple(one.entry for store in stores() for part in parts for one in store.find(part.spec) if one.entry is not None)
+    size = sum(token_bytes(part.spec, part.layers) for part in parts)
+    width = sum(bits_per_element(part.spec) * part.layers for part in parts) / sum(part.layers for part in parts)
+    times = entry_times({part.spec.name: part.spec for part in parts})
+    step_us = tuple(times.get(part.spec.name) for part in parts)
+    return Option(row, parts, width, size, parts[0].spec.cache.unpacked, entries, step_us)
 
 
-__all__ = ["MODELS", "ModelShape", "Option", "best", "model_shape", "options", "read_csv", "results", "spec_for"]
+__all__ = ["Model", "Option", "Part", "best", "options", "read_csv", "refused", "results"]

@@ -17,18 +17,22 @@ _BITS: dict[str, tuple[int, int]] = {"k8v4": (8, 4), "k4v2": (4, 2), "k2v4": (2,
 
 
 @cache
-def suite() -> dict[str, KernelSpec]:
-    """Formats by name, with Llama-3.1-8B's heads in float16: the presets, mixed widths, and what tells the parts of Kitty apart."""
-    found = {name: spec for name, spec in presets().items() if name not in SAME_AS}
-    plain, kitty = (presets()[name].to_json() for name in ("bitdecoding-int4", "kitty"))
-    variants: dict[str, dict[str, Any]] = {
-        **{name: _over(plain, key={"bits": k}, value={"bits": v}) for name, (k, v) in _BITS.items()},
-        "kitty-unboosted": _over(kitty, key={"boost": {"fraction": 0.0}}),
-        "kitty-static": _over(kitty, key={"boost": {"fraction": 0.125, "select": "static"}}),
-        "kitty-pro-static": _over(kitty, key={"boost": {"fraction": 0.25, "select": "static"}}),
+def formats() -> dict[str, dict[str, Any]]:
+    """Formats by name, as mappings without heads: the presets, mixed widths, and what tells the parts of Kitty apart."""
+    return {
+        **{name: {"preset": name} for name in presets() if name not in SAME_AS},
+        **{name: {"preset": "bitdecoding-int4", "key": {"bits": k}, "value": {"bits": v}} for name, (k, v) in _BITS.items()},
+        "kitty-unboosted": {"preset": "kitty", "key": {"boost": {"fraction": 0.0}}},
+        "kitty-static": {"preset": "kitty", "key": {"boost": {"fraction": 0.125, "select": "static"}}},
+        "kitty-pro-static": {"preset": "kitty-pro", "key": {"boost": {"fraction": 0.25, "select": "static"}}},
     }
-    found |= {name: load_spec({**fields, "name": name}) for name, fields in variants.items()}
-    return {name: load_spec(_over(spec.to_json(), attention={"dtype": "float16"})) for name, spec in found.items()}
+
+
+@cache
+def suite() -> dict[str, KernelSpec]:
+    """The same as specs, with Llama-3.1-8B's heads in float16."""
+    heads = {**presets()["kitty"].attention.to_json(), "dtype": "float16"}
+    return {name: load_spec({**fields, "name": name, "attention": heads}) for name, fields in formats().items()}
 
 
 def for_model(spec: KernelSpec, shape: Shape, arch: Arch) -> KernelSpec:
@@ -52,7 +56,3 @@ def unquantized(spec: KernelSpec) -> KernelSpec:
     wide = {"bits": 16, "axis": "token", "group": spec.attention.head_dim}
     attention = spec.attention.to_json()
     return load_spec({"name": "unquantized", "arch": spec.arch, "attention": attention, "key": wide, "value": wide})
-
-
-def _over(fields: dict[str, Any], **sections: dict[str, Any]) -> dict[str, Any]:
-    return {**fields, **{name: {**fields[name], **changes} for name, changes in sections.items()}}

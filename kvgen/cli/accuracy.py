@@ -12,7 +12,7 @@ import typer
 from kvgen.arch import Arch
 from kvgen.cli.exit import Exit
 from kvgen.cli.output import Arch as ArchOption
-from kvgen.cli.output import Json, print_json, print_table, require_writable, resolve_spec
+from kvgen.cli.output import Json, parse_tokens, print_json, print_table, require_writable, resolve_spec
 
 if TYPE_CHECKING:
     from kvgen.accuracy.run import Table
@@ -22,6 +22,14 @@ if TYPE_CHECKING:
 def register(app: typer.Typer) -> None:
     """Add the command."""
     app.command("accuracy")(accuracy)
+
+
+def _length(text: str) -> int:
+    """Tokens of a sequence, of which the first 256 are a prompt. Raises BadParameter."""
+    tokens = parse_tokens(text)
+    if tokens < 257:
+        raise typer.BadParameter(f"{tokens} is not in the range x>=257")
+    return tokens
 
 
 def accuracy(
@@ -34,7 +42,7 @@ def accuracy(
         str | None, typer.Option("--model", help="The transformer: small (default on a CPU) or large (default on a GPU).")
     ] = None,
     lengths: Annotated[
-        list[int] | None, typer.Option("--length", min=257, metavar="N", help="Tokens per sequence; may be repeated.")
+        list[int] | None, typer.Option("--length", parser=_length, metavar="N", help="Tokens per sequence, e.g. 2k; may be repeated.")
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of model, training and data.")] = 0,
     again: Annotated[bool, typer.Option("--train-again", help="Train even if the weights are in the cache.")] = False,

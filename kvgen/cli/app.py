@@ -36,7 +36,6 @@ app = typer.Typer(
     cls=_Commands,
     help="Compile, verify and tune attention kernels over quantized KV caches. With --debug, every command shows tracebacks of errors.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

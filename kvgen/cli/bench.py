@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from kvgen.cli.output import Arch, Json, Workloads, microseconds, print_json, print_table, require_writable, resolve_spec
+from kvgen.cli.output import Arch, Json, Workloads, microseconds, parse_seconds, print_json, print_table, require_writable, resolve_spec
 from kvgen.cli.suite import run_suite
 
 if TYPE_CHECKING:
@@ -41,7 +41,9 @@ def bench(
     ] = 15,
     sustained: Annotated[
         float,
-        typer.Option("--sustained", metavar="S", min=0, help="Sustained timing: S seconds of load before each round, and no pauses in it."),
+        typer.Option(
+            "--sustained", metavar="TIME", parser=parse_seconds, help="Sustained timing: load before each round, and no pauses in it."
+        ),
     ] = 0.0,
     csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Also write the rows to a file, as they are measured.")] = None,
     as_json: Json = False,

@@ -43,7 +43,7 @@ def build(
     specs: Annotated[list[str], typer.Argument(metavar="SPEC", help="Spec files, or names of presets.")],
     arch: Arch = None,
     budget: Annotated[
-        str | None, typer.Option("--budget", metavar="TIME", help="Bound of wall-clock time, e.g. 90s, 3m, 1h30m; 10m by default.")
+        str | None, typer.Option("--budget", metavar="TIME", help="Bound of wall-clock time, e.g. 90s, 5min, 1h30m; 10m by default.")
     ] = None,
     trials: Annotated[int | None, typer.Option("--trials", min=1, metavar="N", help="Bound of the number of measurements.")] = None,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the order of the search.")] = 0,

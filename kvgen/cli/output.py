@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
@@ -27,11 +28,13 @@ Workloads = Annotated[
     typer.Option(
         "--workload",
         metavar="BxL",
-        help="Batch x tokens: 1x32768, 8x32768q4, 48x300-24576, 8x32768:sustained; of a matrix tokens x channels. May be repeated.",
+        help="Batch x tokens: 1x32768, 1x32k, 8x32768q4, 48x300-24576, 8x32768:sustained; of a matrix tokens x channels. May be repeated.",
     ),
 ]
 WORD = 16
 """Characters of the longest words that tables do not cut: those of a key."""
+_TOKENS = {"": 1, "k": 1 << 10, "m": 1 << 20}
+_BYTES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
 
 
 def print_json(value: Any) -> None:
@@ -116,30 +119,60 @@ def resolve_any_spec(name: str, arch: str | None = None, workloads: Sequence[str
     return load_any_spec({**spec.to_json(), **changes}) if changes else spec
 
 
+def parse_tokens(text: str) -> int:
+    """`16384` or `16k`: a number of tokens, of which k are 1024 and m 1024 k. Raises BadParameter."""
+    match = re.fullmatch(r"([0-9]{1,18})([km]?)", text.strip().lower())
+    if match is None:
+        raise typer.BadParameter(f"{text!r:.80} is no number of tokens; write 16384 or 16k (k is 1024)")
+    return int(match[1]) * _TOKENS[match[2]]
+
+
+def parse_seconds(text: str) -> float:
+    """A duration as `kvgen.tune.budget.parse_duration` reads it. Raises BadParameter."""
+    from kvgen.tune.budget import parse_duration
+
+    try:
+        return parse_duration(str(text))  # typer gives the default to it, too
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def parse_bytes(text: str) -> float:
+    """`36000`, `36KB` (1000 bytes each) or `36KiB` (1024): at least one byte. Raises BadParameter."""
+    match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*(?:([kmg]i?)?b)?", text.strip().lower())
+    size = float(match[1]) * _BYTES[match[2] or ""] if match else 0.0
+    if size < 1:
+        raise typer.BadParameter(f"{text!r:.80} is no size of at least one byte; write 36000, 36KB or 36KiB")
+    return size
+
+
 def parse_workload(text: str) -> Workload:
-    """The workload of a name, as `kvgen.spec.traffic` reads it. Raises BadParameter."""
+    """The workload of a name, as `kvgen.spec.traffic` reads it, with lengths as `parse_tokens` takes them. Raises BadParameter."""
     from kvgen.spec.traffic import parse
 
     try:
-        return parse(text)
+        return parse(_without_units(text))
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
 
 
 def parse_shape(text: str) -> MatrixShape:
-    """`131072x1024`: tokens x channels. Raises BadParameter."""
-    import re
-
+    """`131072x1024` or `128kx1024`: tokens x channels. Raises BadParameter."""
     from kvgen.errors import SpecError
     from kvgen.spec import MatrixShape
 
-    match = re.fullmatch(r"(\d+)x(\d+)", text)
+    match = re.fullmatch(r"(\d+)x(\d+)", _without_units(text))
     try:
         if match:
             return MatrixShape(tokens=int(match[1]), channels=int(match[2]))
     except SpecError as error:
         raise typer.BadParameter(f"shape {text!r} is out of range") from error
     raise typer.BadParameter(f"{text!r} is not a shape; write tokens x channels, e.g. 131072x1024")
+
+
+def _without_units(name: str) -> str:
+    """The name of a workload with its lengths in digits: `8x16k` is `8x16384`."""
+    return re.sub(r"(?<![0-9.])[0-9]{1,18}[kKmM](?=[-xq:]|$)", lambda found: str(parse_tokens(found[0])), name)
 
 
 def require_keys(keys: Sequence[str], known: Sequence[str]) -> None:

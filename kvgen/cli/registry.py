@@ -63,6 +63,7 @@ def list_entries(as_json: Json = False) -> None:
         mixed = len({launch.backend for launch in entry.launches}) > 1
         won = [(f"{row['workload']} {microseconds(row['us'])}", row["backend"]) for row in entry.standings() if row["us"]]
         times = ", ".join(f"{time} {backend}" if mixed else time for time, backend in won) or "untuned"
+        times += " (of other sources)" if entry.timed_with_others else ""
         rows.append((key, one.store, entry.spec.name, f"{entry.backend} {entry.arch}", str(entry.device.get("name", "")), times))
     print_table("", ["key", "registry", "spec", "back end", "device", "times"], rows)
 
@@ -74,6 +75,7 @@ def _summary(one: Found) -> dict[str, Any]:
         data |= {"spec": entry.spec.name, "backend": entry.backend, "arch": entry.arch, "device": dict(entry.device)}
         data["launches"] = entry.standings()
         data["timings"] = [{k: v for k, v in timing.to_json().items() if k != "samples"} for timing in entry.timings]
+        data["timed_with_others"] = entry.timed_with_others
         data["tuned"] = bool(entry.provenance.get("tuned", bool(entry.timings)))
     return data
 
@@ -98,7 +100,8 @@ def show(
     entry = one.entry
     assert entry is not None
     if as_json:
-        data = {**entry.to_json(), "path": str(one.path), "registry": one.store, "resources": entry.resources()}
+        about = {"path": str(one.path), "registry": one.store, "timed_with_others": entry.timed_with_others}
+        data = {**entry.to_json(), **about, "resources": entry.resources()}
         print_json({**data, "texts": {file: code.text for file, code in entry.codes.items()}} if source else data)
     elif source:
         for file, code in sorted(entry.codes.items()):
@@ -143,7 +146,9 @@ def _made(entry: Entry) -> str:
     """How an entry was made, and where; one that was compiled without a device is of none."""
     device = entry.device.get("name")
     where = f"{entry.made} on {device}" if device else entry.made
-    return where if entry.timings else f"{where}, never tuned"
+    if not entry.timings:
+        return f"{where}, never tuned"
+    return f"{where}, times of other sources" if entry.timed_with_others else where
 
 
 def _print_apart(text: str) -> None:

@@ -205,6 +205,19 @@ class Entry(Json):
         return "tuned" if self.timings else "compiled"
 
     @property
+    def sources_id(self) -> str:
+        """Digest of the sources of all launches, with their flags and headers. A build records it in `provenance` as `sources`."""
+        return digest(sorted(self.codes))
+
+    @property
+    def timed_with_others(self) -> bool:
+        """Whether its times are of other sources than these: rendered anew since, or with headers that have changed. So is an entry that
+        does not record which sources were timed.
+        """
+        recorded = self.provenance.get("sources") == self.sources_id
+        return bool(self.timings) and not (recorded and all(self.source(code) for code in self.codes.values()))
+
+    @property
     def every_launch(self) -> tuple[Launch, ...]:
         """The launches of the workloads, then the further ones: the order of the indices of `look_up`."""
         return (*self.launches, *self.further)

@@ -196,7 +196,7 @@ def misfits(entry: Entry) -> list[str]:
             continue
         space = backend.space(entry.spec, entry.arch)
         for launch in (launch for launch in entry.every_launch if launch.backend == name):
-            reasons += space.check(entry.schedule(launch), launch.workload)
+            reasons += space.check(entry.schedule(launch), launch.workload if launch in entry.launches else None)
     return reasons
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ def load_spec(source: str | Path | Mapping[str, Any] | KernelSpec) -> KernelSpec
 
     A string is YAML if it contains a newline or a `:` followed by a space, or begins with `{` or `[`; else it is the path of a file.
     Raises SpecError with every mistake up to the hundredth, with lines if the source is YAML, and no other exception for any content.
+    A group of a preset that does not divide head_dim becomes the largest that does, with a warning; one that is given is a mistake.
     A source that exceeds `kvgen.spec.limits` is refused. What was accepted once is recorded in the cache folder (`kvgen.validated`).
     """
     spec = load_any_spec(source)
@@ -98,8 +100,8 @@ def _load_text(text: str, name: str | None) -> AnySpec:
         document = parse(text)
         if document.data is None:
             raise SpecError(document.issues or [SpecIssue("", "empty: nothing is specified")], name)
-        spec = spec_of(document.data, document.issues, document.line_of, name)
-        record(spec, source, spec.to_json())
+        spec, notes = spec_of(document.data, document.issues, document.line_of, name)
+        _keep(spec, notes, source)
     return spec
 
 
@@ -113,6 +115,14 @@ def _load_mapping(mapping: Mapping[Any, Any]) -> AnySpec:
     if spec is None:
         from kvgen.spec.validation import spec_of
 
-        spec = spec_of(data, issues)
-        record(spec, source, spec.to_json())
+        spec, notes = spec_of(data, issues)
+        _keep(spec, notes, source)
     return spec
+
+
+def _keep(spec: AnySpec, notes: tuple[str, ...], source: str | None) -> None:
+    """Record a spec, or warn where it is not what its preset says: then the next process has to warn, too."""
+    if not notes:
+        record(spec, source, spec.to_json())
+    for note in notes:
+        warnings.warn(note, stacklevel=5)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from functools import cache
 from typing import Any
@@ -11,6 +11,7 @@ from kvgen.errors import SpecIssue
 from kvgen.spec.base import Model
 from kvgen.spec.limits import UNREADABLE
 from kvgen.spec.model import KernelSpec
+from kvgen.spec.rules import TOKEN_STEP
 
 _SHAPE = {"q_heads": 32, "kv_heads": 8, "head_dim": 128}
 """Llama-3.1-8B's attention; `presets()` shows the formats with it."""
@@ -64,24 +65,45 @@ def presets() -> dict[str, KernelSpec]:
     return {name: KernelSpec(**_merge({"name": name, "attention": _SHAPE}, chosen)) for name, chosen in FORMATS.items()}
 
 
-def start_from(data: dict[str, Any]) -> tuple[dict[str, Any], SpecIssue | None]:
-    """`data` with the fields of its `preset` where it has none itself; an unknown name is an issue, and its fields are unreadable."""
+def start_from(data: dict[str, Any]) -> tuple[dict[str, Any], SpecIssue | None, tuple[str, ...]]:
+    """`data` with the fields of its `preset` where it has none itself, and notes of what differs from the preset; an unknown name is an
+    issue, and its fields are unreadable.
+    """
     own = {key: value for key, value in data.items() if key != "preset"}
     name = data["preset"]
     if isinstance(name, str) and name in FORMATS:
         whole = next((section for section in FORMATS[name] if isinstance(own.get(section), Model)), None)
         if whole is None:
-            return _merge(FORMATS[name], own), None
+            merged = _merge(FORMATS[name], own)
+            return merged, None, tuple(_fit(name, own, merged))
         reason = f"with a preset, give a mapping of the fields that differ, not {type(own[whole]).__name__}"
-        return {**_merge(FORMATS[name], own), whole: UNREADABLE}, SpecIssue(whole, reason)
+        return {**_merge(FORMATS[name], own), whole: UNREADABLE}, SpecIssue(whole, reason), ()
     own = _merge(_UNKNOWN, own)
     if name is UNREADABLE:
-        return own, None
+        return own, None, ()
     from kvgen.spec.issues import closest, shown  # a fetch has no mistakes to name
 
     close = closest(name, FORMATS) if isinstance(name, str) else None
     hint = f"did you mean {close}?" if close else f"known presets: {', '.join(FORMATS)}"
-    return own, SpecIssue("preset", f"no such preset: {shown(name)}", None, hint)
+    return own, SpecIssue("preset", f"no such preset: {shown(name)}", None, hint), ()
+
+
+def _fit(preset: str, own: Mapping[str, Any], merged: dict[str, Any]) -> Iterator[str]:
+    """Make the preset's groups of channels divide the heads of `own`, and say so; a group that `own` gives stays as it is."""
+    attention = own.get("attention")
+    head_dim = attention.get("head_dim") if isinstance(attention, Mapping) else getattr(attention, "head_dim", None)
+    if not isinstance(head_dim, int) or head_dim < TOKEN_STEP:
+        return
+    for operand in ("key", "value"):
+        quant, given = merged[operand], own.get(operand, {})
+        if not isinstance(given, Mapping) or "group" in given or head_dim % quant["group"] == 0:
+            continue
+        if quant.get("axis") != "token" or quant.get("bits") == 16:  # no groups of channels
+            continue
+        fitting = [group for group in range(TOKEN_STEP, quant["group"] + 1, TOKEN_STEP) if head_dim % group == 0]
+        if fitting:
+            yield f"{operand}.group is {fitting[-1]}: that of the preset {preset}, {quant['group']}, does not divide head_dim ({head_dim})"
+            quant["group"] = fitting[-1]
 
 
 def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

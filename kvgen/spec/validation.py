@@ -58,9 +58,10 @@ def _consistent(model: M) -> M:
     return model
 
 
-def spec_of(data: Any, found: Sequence[SpecIssue], line_of: LineOf = no_line, name: str | None = None) -> AnySpec:
-    """The spec in plain data: of the `operation` that it names, else of attention. Raises SpecError with all of `found` and the mistakes in
-    `data`; `name` is that of its file.
+def spec_of(data: Any, found: Sequence[SpecIssue], line_of: LineOf = no_line, name: str | None = None) -> tuple[AnySpec, tuple[str, ...]]:
+    """The spec in plain data, of the `operation` that it names, else of attention; and notes of where it differs from its preset.
+
+    Raises SpecError with all of `found` and the mistakes in `data`; `name` is that of its file.
     """
     issues = list(found)
     if data is UNREADABLE:
@@ -68,10 +69,11 @@ def spec_of(data: Any, found: Sequence[SpecIssue], line_of: LineOf = no_line, na
     if not isinstance(data, dict):
         raise SpecError([*issues, SpecIssue("", "a spec is a mapping of sections (attention, key, value, ...)", line_of(()))], name)
     if "operation" in data:
-        return _matrix_spec(data, issues, line_of, name)
+        return _matrix_spec(data, issues, line_of, name), ()
+    notes: tuple[str, ...] = ()
     if "preset" in data:
         line_of = _or_preset_line(line_of, data)
-        data, problem = start_from(data)
+        data, problem, notes = start_from(data)
         if problem:
             issues.append(replace(problem, line=line_of((problem.path,))))
     try:
@@ -82,7 +84,7 @@ def spec_of(data: Any, found: Sequence[SpecIssue], line_of: LineOf = no_line, na
         issues += [SpecIssue(path_text(place), reason, line_of(place)) for place, reason in rules.problems(readable)]
     if issues:
         raise SpecError(in_order(issues), name)
-    return spec
+    return spec, notes
 
 
 def _matrix_spec(data: dict[str, Any], issues: list[SpecIssue], line_of: LineOf, name: str | None) -> MatrixSpec:

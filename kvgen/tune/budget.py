@@ -17,7 +17,7 @@ AGAIN = 0.25
 """Fraction of the final's time that is kept for more rounds at workloads whose winner is unclear."""
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
-_PART = re.compile(r"(\d+(?:\.\d+)?)\s*([smh])\s*")
+_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h)(?:(?<=s)ec(?:ond)?s?|(?<=m)in(?:ute)?s?|(?<=h)(?:r|our)s?)?\s*")
 _DURATION = re.compile(rf"\d+(?:\.\d+)?|(?:{_PART.pattern})+")
 
 
@@ -51,10 +51,10 @@ def _require(what: str, bound: object, kind: type) -> None:
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of a duration: `90`, `90s`, `3m`, `1h30m`; of several numbers each has a unit. Raises ValueError with an example."""
+    """Seconds of a duration: `90`, `90s`, `3m`, `5min`, `1h30m`; of several numbers each has a unit. Raises ValueError with an example."""
     compact = text.strip().lower()
     if _DURATION.fullmatch(compact) is None:
-        raise ValueError(f"{text!r:.60} is not a duration; write 90s, 3m or 1h30m")
+        raise ValueError(f"{text!r:.60} is not a duration; write 90s, 3m, 5min or 1h30m")
     parts = _PART.findall(compact)
     return sum(float(number) * _UNITS[unit] for number, unit in parts) if parts else float(compact)
 

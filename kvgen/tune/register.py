@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from kvgen.arch import Target
@@ -50,7 +51,7 @@ def make_entry(
         timings.append(Timing(work, record.cost, record.samples, record.read_us, default_us, record.watts, record.clock_mhz))
         accuracy[work.key] = dict(record.accuracy)
     compiler = launches[0][3].resources.compiler if launches[0][3] else ""
-    return Entry.of(
+    entry = Entry.of(
         spec,
         target,
         launches,
@@ -63,6 +64,7 @@ def make_entry(
         runner_up=_runner_up(decision),
         quality={"outputs": format_quality(spec)} if isinstance(spec, KernelSpec) else None,  # accuracy has the errors of a matrix
     )
+    return replace(entry, provenance={**entry.provenance, "sources": entry.sources_id})
 
 
 def further(spec: AnySpec, target: Target, winners: Sequence[Schedule], first: Contender) -> list[Schedule]:

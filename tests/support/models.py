@@ -81,7 +81,9 @@ def padded(sides: Sequence[slice], tokens: int) -> torch.Tensor:
 
 def generated(model: Any, cache: Any, prompt: torch.Tensor, mask: torch.Tensor | None = None, **how: Any) -> torch.Tensor:
     """Eight tokens, greedily, unless `how` says otherwise."""
+    from kvgen.integrations.transformers import CACHE_ARGUMENT
+
     torch.manual_seed(3)
     mask = torch.ones_like(prompt) if mask is None else mask
     how = {"do_sample": False, "max_new_tokens": 8, "pad_token_id": 0, "eos_token_id": None, **how}
-    return model.generate(prompt, attention_mask=mask, past_key_values=cache, **how)
+    return model.generate(prompt, attention_mask=mask, **{CACHE_ARGUMENT: cache}, **how)

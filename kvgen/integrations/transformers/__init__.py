@@ -1,4 +1,4 @@
-"""Hugging Face transformers: `model.generate(..., past_key_values=KvgenCache(...))` with `attn_implementation="kvgen"`.
+"""Hugging Face transformers: `model.generate(..., **KvgenCache(...).argument)` with `attn_implementation="kvgen"`.
 
 Importing this package registers the attention function `kvgen` and its masks with transformers.
 """
@@ -10,10 +10,10 @@ from kvgen.integrations import usable
 usable.transformers()
 
 from kvgen.integrations.transformers.attention import register  # noqa: E402
-from kvgen.integrations.transformers.cache import KvgenCache  # noqa: E402
+from kvgen.integrations.transformers.cache import CACHE_ARGUMENT, KvgenCache  # noqa: E402
 from kvgen.integrations.transformers.loop import DecodeLoop  # noqa: E402
 from kvgen.integrations.transformers.specs import layer_specs  # noqa: E402
 
 register()
 
-__all__ = ["DecodeLoop", "KvgenCache", "layer_specs"]
+__all__ = ["CACHE_ARGUMENT", "DecodeLoop", "KvgenCache", "layer_specs"]

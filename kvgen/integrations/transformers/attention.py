@@ -8,7 +8,7 @@ import torch
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, bidirectional_mask_function
 
-from kvgen.integrations.transformers.cache import NAME, Appended, KvgenLayer, layer_of
+from kvgen.integrations.transformers.cache import CACHE_ARGUMENT, NAME, Appended, KvgenLayer, layer_of
 from kvgen.integrations.transformers.forwards import States
 from kvgen.integrations.transformers.specs import refusal
 
@@ -52,7 +52,7 @@ def attention(
     """
     if not isinstance(key, Appended):
         raise ValueError(
-            f'attn_implementation="{NAME}" needs past_key_values=KvgenCache(model.config, ...); for other caches, or none, call '
+            f'attn_implementation="{NAME}" needs {CACHE_ARGUMENT}=KvgenCache(model.config, ...); for other caches, or none, call '
             'model.set_attn_implementation("sdpa")'
         )
     layer = key.layer

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from inspect import signature
 from itertools import count
 from typing import Any, NamedTuple, NoReturn
 from weakref import WeakValueDictionary
 
 import torch
+from transformers import GenerationMixin
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from kvgen.api.fetch import get_kernel
 from kvgen.integrations.transformers.forwards import States
 from kvgen.integrations.transformers.group import LayerGroup
 from kvgen.integrations.transformers.passes import Passes
-from kvgen.integrations.transformers.specs import Format, layer_specs
+from kvgen.integrations.transformers.specs import layer_specs
 from kvgen.spec import KernelSpec
+from kvgen.spec.layers import Format
 
 NAME = "kvgen"
 """Of the attention function: `attn_implementation`."""
+CACHE_ARGUMENT = "cache" if "cache" in signature(GenerationMixin.prepare_inputs_for_generation).parameters else "past_key_values"
+"""The name by which `generate` and models take a cache: transformers 5.24 renamed it, and warns of the old one."""
 WRONG_ATTENTION = (
     f'KvgenCache needs the attention function "{NAME}", and the model has {{}}: load the model with attn_implementation="{NAME}" or call '
     f'model.set_attn_implementation("{NAME}"), and make the cache of model.config'
@@ -113,8 +118,8 @@ class KvgenLayer(CacheLayerMixin):
 class KvgenCache(Cache):
     """The KV cache of a transformers model, in kvgen's packed formats.
 
-    `model.generate(..., past_key_values=KvgenCache(model.config, spec, batch, max_len))` with `attn_implementation="kvgen"`. Prompts run
-    on torch's attention or kvgen's extend attention and are packed; decode steps read the packed cache. Padding is not stored.
+    `model.generate(..., **KvgenCache(model.config, spec, batch, max_len).argument)` with `attn_implementation="kvgen"`. Prompts run on
+    torch's attention or kvgen's extend attention and are packed; decode steps read the packed cache. Padding is not stored.
     `copy.deepcopy` copies it, for prompts that begin alike.
     """
 
@@ -160,6 +165,11 @@ class KvgenCache(Cache):
 
     def __setstate__(self, state: tuple[Any, Passes]) -> None:
         self._fill(*state)  # an unpickled cache has a number of its own
+
+    @property
+    def argument(self) -> dict[str, KvgenCache]:
+        """The cache as an argument of `model.generate` and of the model, by the name that this release of transformers has for it."""
+        return {CACHE_ARGUMENT: self}
 
     @property
     def groups(self) -> list[LayerGroup]:
@@ -230,7 +240,7 @@ class KvgenCache(Cache):
         raise ValueError("a KvgenCache has a fixed batch: reorder_cache keeps the number of sequences")
 
     def row(self, index: int) -> KvgenCache:
-        """Sequence `index` as a cache of batch 1 over the same memory: a prompt for it is prefilled by `model(..., past_key_values=row)`.
+        """Sequence `index` as a cache of batch 1 over the same memory: a prompt for it is prefilled by `model(..., **row.argument)`.
 
         From then on the sequences have lengths of their own, so the whole cache takes decode steps with `position_ids` and without an
         attention_mask. Waits for the device. A row is for use until the lengths of the whole cache change otherwise.

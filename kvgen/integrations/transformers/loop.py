@@ -200,7 +200,7 @@ class DecodeLoop:
         """Logits after the last token of a prompt, [1, vocabulary]."""
         logits = torch.empty(0)
         for part in torch.split(ids, self._chunk or ids.shape[1], dim=1):
-            logits = self._model(part, past_key_values=row, use_cache=True, logits_to_keep=1).logits[:, -1]
+            logits = self._model(part, **row.argument, use_cache=True, logits_to_keep=1).logits[:, -1]
         return logits
 
     @torch.no_grad()
@@ -210,7 +210,7 @@ class DecodeLoop:
         positions = self.cache.lengths.long().unsqueeze(1)
         ids = self.tokens.clamp(min=0).unsqueeze(1)
         with self.cache.passes.promised(uniform=self._uniform or None, bound=self._bound):
-            out = self._forward(input_ids=ids, position_ids=positions, past_key_values=self.cache, use_cache=True, **self._extra)
+            out = self._forward(input_ids=ids, position_ids=positions, **self.cache.argument, use_cache=True, **self._extra)
         self.tokens.copy_(torch.where(taken, self._chosen(out.logits[:, -1]), -1))
 
     def _captured(self) -> torch.cuda.CUDAGraph | None:

@@ -115,15 +115,8 @@ def test_every_paper_order_has_a_result_in_the_committed_table() -> None:
 # --- recommendations ------------------------------------------------------------------------------------------------------
 
 
-def test_models_have_names_or_shapes() -> None:
-    assert recommend.model_shape("Llama-3.1-8B") == recommend.ModelShape(32, 32, 8, 128) == recommend.model_shape("32x32/8x128")
-    for wrong in ("llama", "32x8x128", "0x8/8x128", "32x32/8x128x"):
-        with pytest.raises(KvgenError, match="no model shape"):
-            recommend.model_shape(wrong)
-
-
 def test_a_budget_takes_the_best_that_fits_and_a_limit_the_smallest() -> None:
-    shape = recommend.model_shape("llama-3.1-8b")
+    shape = recommend.Model.named("32x32/8x128")
     rows = [
         row("bitdecoding-int2", bits=2.25, divergence=1e-2, increase=0.02),
         row("bitdecoding-int4", bits=4.25, divergence=1e-4, increase=0.001),
@@ -143,15 +136,19 @@ def test_a_budget_takes_the_best_that_fits_and_a_limit_the_smallest() -> None:
 
 
 def test_tuned_entries_of_the_format_are_named() -> None:
-    (found,) = recommend.options(recommend.model_shape("llama-3.1-8b"), [row("kitty")], budget=1e9)
+    (found,) = recommend.options(recommend.Model.named("32x32/8x128"), [row("kitty")], budget=1e9)
     assert [entry.spec.name for entry in found.entries] == ["kitty"]
     assert found.unquantized_tokens == 160
     assert json.dumps(found.to_json())
 
 
-def test_groups_shrink_to_small_heads() -> None:
-    spec = recommend.spec_for("bitdecoding-int4", recommend.model_shape("gpt-oss-20b"), "bfloat16")
-    assert (spec.value.group, spec.key.group, spec.attention.dtype) == (64, 128, "bfloat16")
+def test_layers_of_two_kinds_count_each() -> None:
+    sliding, full = recommend.Model.named("gpt-oss-20b").parts("bitdecoding-int4")
+    assert (sliding.layers, sliding.spec.attention.window, full.layers, full.spec.attention.window) == (12, 128, 12, None)
+    assert (full.spec.value.group, full.spec.key.group, full.spec.attention.dtype) == (64, 128, "bfloat16")
+    (found,) = recommend.options(recommend.Model.named("gpt-oss-20b"), [row("bitdecoding-int4"), row("kitty")], budget=1e9)
+    assert found.token_bytes == 24 * 8 * (64 + 4 * 64 / 128 + 4)  # codes, a group of K's tokens for each channel, a group of V's channels
+    assert recommend.refused(recommend.Model.named("gpt-oss-20b"), "kitty")
 
 
 # --- pages and pictures ---------------------------------------------------------------------------------------------------

@@ -131,6 +131,7 @@ def test_wrong_arguments_are_refused(kvgen: Command, measured: dict[str, Any], w
 def test_recommend_lists_formats_and_prints_the_spec_of_the_best(kvgen: Command) -> None:
     code, out, _ = kvgen("recommend", "llama-3.1-8b", "--budget-bytes-per-token", "36000")
     assert code == 0
+    assert kvgen("recommend", "llama-3.1-8b", "--budget-bytes-per-token", "36KB") == (code, out, "")
     assert "bitdecoding-int4" in out
     assert "int8-per-channel" not in out
     spec = load_spec(out[out.index("# bitdecoding-int4") :])
@@ -154,15 +155,72 @@ def test_recommend_prints_one_spec_alone(kvgen: Command) -> None:
     assert load_spec(json.loads(kvgen("recommend", "qwen3-8b", "--spec", "k4v2", "--dtype", "bfloat16", "--json")[1])) == load_spec(out)
 
 
+GPT_OSS = {
+    "model_type": "gpt_oss", "head_dim": 64, "num_attention_heads": 64, "num_hidden_layers": 24, "num_key_value_heads": 8,
+    "sliding_window": 128, "layer_types": ["sliding_attention", "full_attention"] * 12, "torch_dtype": "bfloat16",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("command", [("spec", "--format"), ("recommend", "--spec")])
+def test_each_kind_of_layer_has_a_spec_that_loads(kvgen: Command, tmp_path: Path, command: tuple[str, str]) -> None:
+    folder = tmp_path / "gpt oss"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(GPT_OSS))
+    want = {"full": (None, True), "sliding": (128, True)}
+    for model, name in ((str(folder), "gpt-oss"), (str(folder / "config.json"), "gpt-oss"), ("gpt-oss-20b", "gpt-oss-20b")):
+        words = (command[0], model, command[1], "bitdecoding-int4")
+        assert kvgen(*words, "-o", str(tmp_path / name))[0] == 0
+        files = {file.stem: load_spec(file) for file in sorted((tmp_path / name).iterdir())}
+        assert list(files) == [f"{name}-bitdecoding-int4-{kind}" for kind in want]
+        for stem, spec in files.items():
+            kind = stem.rsplit("-", 1)[1]
+            assert (spec.attention.window, spec.attention.sinks) == want[kind]
+            assert (spec.name, spec.attention.q_heads, spec.attention.head_dim, spec.value.group) == (stem, 64, 64, 64)
+            code, out, _ = kvgen(*words, "--layers", f"{kind}_attention")
+            assert (code, load_spec(out)) == (0, spec)
+            assert "# value.group is 64: that of the preset bitdecoding-int4, 128, does not divide head_dim (64)" in out
+            assert load_spec(json.loads(kvgen(*words, "--layers", f"{kind}_attention", "--json")[1])) == spec
+
+
+def test_a_scale_of_the_model_is_told_beside_the_spec_and_mla_is_refused(kvgen: Command, tmp_path: Path) -> None:
+    config = {"model_type": "granite", "num_hidden_layers": 2, "num_attention_heads": 8, "head_dim": 64, "torch_dtype": "float32"}
+    file = tmp_path / "granite.json"
+    file.write_text(json.dumps({**config, "attention_multiplier": 0.0625}))
+    code, out, _ = kvgen("spec", str(file))
+    assert code == 0
+    assert "argument of calls: kernel.decode(..., scale=0.0625)" in out
+    assert (load_spec(out).name, load_spec(out).attention.dtype) == ("granite-bitdecoding-int4", "float32")
+    file.write_text(json.dumps({**config, "model_type": "deepseek_v3", "kv_lora_rank": 512}))
+    code, _, err = kvgen("spec", str(file))
+    assert code == 3
+    assert "deepseek_v3: the model has latent attention (MLA), which kvgen has not" in err
+
+
+def test_times_of_recommend_are_of_the_models_own_heads(kvgen: Command) -> None:
+    """An H200's entries are of Llama-3.1-8B's heads in float16: no other model has their times."""
+
+    def times(*words: str) -> dict[str, list[float | None]]:
+        out = kvgen("recommend", *words, "--max-perplexity-increase", "100%", "--json")[1]
+        return {item["name"]: item["step_us"] for item in json.loads(out)["formats"]}
+
+    assert times("llama-3.1-8b", "--dtype", "float16")["bitdecoding-int4"][0] is not None
+    assert set(map(str, times("qwen3-14b").values())) == {"[None]"}
+    assert set(map(str, times("gpt-oss-20b").values())) == {"[None, None]"}
+
+
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
         (["llama-3.1-8b"], 2, "give --budget-bytes-per-token, --max-perplexity-increase or --spec"),
-        (["nonsense"], 2, "'nonsense' is no model shape"),
+        (["nonsense"], 2, "'nonsense' is neither a config.json, nor its folder, nor layers"),
         (["llama-3.1-8b", "--max-perplexity-increase", "much"], 2, "is a number like"),
         (["llama-3.1-8b", "--spec", "k3v3"], 2, "there is no format"),
-        (["llama-3.1-8b", "--dtype", "int8", "--spec", "k4v2"], 2, "--dtype is float16 or bfloat16"),
-        (["gpt", "--budget-bytes-per-token", "5"], 2, "is no model shape"),
+        (["llama-3.1-8b", "--dtype", "int8", "--spec", "k4v2"], 2, "--dtype is one of float16, bfloat16, float32"),
+        (["gpt", "--budget-bytes-per-token", "5"], 2, "'gpt' is neither a config.json"),
+        (["gpt-oss-20b", "--spec", "k4v2"], 2, "have 2 specs, sliding_attention (12) and full_attention (12): write a file for each"),
+        (["gpt-oss-20b", "--spec", "kitty"], 2, "attention.window (128) never looks back"),
+        (["llama-3.1-8b", "--spec", "k4v2", "--layers", "sliding_attention"], 2, "no layers of type sliding_attention, but full_attention"),
+        (["llama-3.1-8b", "--budget-bytes-per-token", "36X"], 2, "is no size of at least one byte; write 36000, 36KB or 36KiB"),
         (["llama-3.1-8b", "--budget-bytes-per-token", "5"], 3, "fits llama-3.1-8b: the smallest takes 18432 bytes per token"),
         (["llama-3.1-8b", "--max-perplexity-increase", "0"], 3, "fits llama-3.1-8b: perplexity rises by"),
         (["llama-3.1-8b", "--spec", "k4v2", "--budget-bytes-per-token", "5"], 2, "--spec names the format"),

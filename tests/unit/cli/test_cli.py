@@ -13,12 +13,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import typer
 
 from benchmarks.gpu_words import spec_of, workload_of
 from kvgen import __version__
 from kvgen.accuracy.suite import suite
 from kvgen.cli.app import app, main
 from kvgen.cli.describe import describe
+from kvgen.cli.output import parse_bytes, parse_seconds, parse_shape, parse_tokens, parse_workload
 from kvgen.errors import HostError
 from kvgen.registry.store import Store
 from kvgen.spec import KernelSpec, dump_spec, load_spec
@@ -88,7 +90,7 @@ def test_a_process_that_calls_again_registers_no_command_twice(kvgen: Any):
 
 
 COMMANDS = (
-    "build", "list", "show", "why", "bench", "accuracy", "recommend", "space",
+    "build", "list", "show", "why", "bench", "accuracy", "recommend", "spec", "space",
     "doctor", "check", "report", "export", "import", "presets", "schema",
 )  # fmt: skip
 
@@ -100,6 +102,44 @@ def test_every_command_says_how_it_is_called(kvgen: Any, command: str):
     assert answer.code == 0
     assert f"kvgen {command} " in usage
     assert not any(doubled in usage for doubled in ("[[", "......", "...}"))  # typer marks what is optional and what may be repeated
+
+
+def test_a_shell_completes_commands() -> None:
+    """What `kvgen --install-completion` has a shell ask for."""
+    asked = {"_KVGEN_COMPLETE": "complete_bash", "COMP_WORDS": "kvgen re", "COMP_CWORD": "1"}
+    done = subprocess.run([sys.executable, "-m", "kvgen"], env={**os.environ, **asked}, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["recommend", "report"]
+
+
+@pytest.mark.parametrize(
+    ("parse", "text", "value"),
+    [
+        (parse_tokens, "16k", 16384), (parse_tokens, "2M", 2 << 20), (parse_tokens, "300", 300),
+        (parse_bytes, "36000", 36000), (parse_bytes, "36KB", 36000), (parse_bytes, "36 kib", 36864),
+        (parse_bytes, "1.5MiB", 1.5 * (1 << 20)),
+        (parse_bytes, "2GB", 2e9), (parse_bytes, "1GiB", 1 << 30), (parse_bytes, "5B", 5),
+        (parse_seconds, "5min", 300), (parse_seconds, "0.5", 0.5), (parse_seconds, "1h", 3600),
+        (lambda text: parse_workload(text).key, "8x16k", "8x16384"),
+        (lambda text: parse_workload(text).key, "48x1k-24Kq4:sustained", "48x1024-24576q4:sustained"),
+        (lambda text: parse_shape(text).key, "128kx1k", "131072x1024"),
+    ],
+)  # fmt: skip
+def test_numbers_are_read_as_they_are_usually_written(parse: Callable[[str], object], text: str, value: object) -> None:
+    assert parse(text) == value
+
+
+@pytest.mark.parametrize(
+    ("parse", "text"),
+    [
+        *((parse_tokens, text) for text in ("", "k", "16kb", "1.5k", "-1", "16 k", "16g")),
+        *((parse_bytes, text) for text in ("", "KB", "36K B", "36kk", "-1", "0", "0.5", "1e3", "36T")),
+        *((parse_seconds, text) for text in ("", "5mx", "-1", "1d")),
+        *((parse_workload, text) for text in ("8x16kb", "8kkx1", "8x1.5k", "x16k", "8x1k2")),
+    ],
+)
+def test_other_spellings_of_numbers_are_refused(parse: Callable[[str], object], text: str) -> None:
+    with pytest.raises(typer.BadParameter, match="write|range"):
+        parse(text)
 
 
 def test_a_bad_spec_is_exit_2_with_every_mistake(kvgen: Any, tmp_path: Path):

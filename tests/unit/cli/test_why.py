@@ -45,6 +45,28 @@ def test_it_names_the_launch_its_times_and_why_it_serves(built: TuningResult, ca
     assert f"tuned for 2x512, {timing.us:.3g} µs, {timing.read_us / timing.us:.0%} of the read's speed, the default" in text
 
 
+def test_list_and_show_say_when_times_are_of_other_sources(built: TuningResult, capsys: pytest.CaptureFixture[str]):
+    """A build times what it registers; an entry whose source was rendered anew has the times of the old one."""
+    store, (file, code) = Store(built.path.parents[2]), next(iter(built.entry.codes.items()))
+    text = code.text + "// rendered anew\n"
+    other = replace(code, text=text)
+    launches = {one: replace(one, file=other.file) for one in built.entry.every_launch if one.file == file}
+    renewed = replace(
+        built.entry,
+        codes={one.file: one for one in (other, *built.entry.codes.values()) if one is not code},
+        launches=tuple(launches.get(one, one) for one in built.entry.launches),
+        dispatch=replace(built.entry.dispatch, launches=tuple(launches.get(one, one) for one in built.entry.dispatch.launches)),
+    )
+    for entry, others in ((built.entry, False), (renewed, True), (replace(built.entry, provenance={}), True)):
+        store.put(entry)
+        capsys.readouterr()
+        (listed,) = [one for one in json.loads(printed(capsys, "list", "--json")) if one["key"] == entry.key]
+        assert listed["timed_with_others"] is json.loads(printed(capsys, "show", entry.key, "--json"))["timed_with_others"] is others
+        assert ("times of other sources" in printed(capsys, "show", entry.key)) is others
+        line = printed(capsys, "list").partition(entry.key)[2]
+        assert (f"(of other{' '}sources)" in " ".join(line.split()[:40])) is others
+
+
 def test_launches_count_in_the_order_of_what_show_prints(built: TuningResult, capsys: pytest.CaptureFixture[str]):
     capsys.readouterr()
     shown = json.loads(printed(capsys, "show", built.entry.key, "--json"))["schedule"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import warnings
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
@@ -17,7 +19,7 @@ pytest.importorskip("transformers")
 
 from transformers import CONFIG_MAPPING
 
-from kvgen.integrations.transformers import KvgenCache, layer_specs
+from kvgen.integrations.transformers import DecodeLoop, KvgenCache, layer_specs
 from kvgen.integrations.transformers.cache import KvgenLayer
 from kvgen.integrations.transformers.forwards import States
 
@@ -129,7 +131,7 @@ def test_assisted_decoding_crops_within_the_rollback(cache_of: CacheOf) -> None:
         model(prompt, past_key_values=cache)
     with pytest.raises(ValueError, match=r"crop\(9\): at most 8 positions can be taken back now; cache.rollback of the spec is 8"):
         cache.crop(-9)
-    with pytest.raises(ValueError, match=r"no cache.rollback, the most tokens that may be taken back"):
+    with pytest.raises(ValueError, match=r"no cache.rollback, the most tokens that may be taken back|requires a cache that can be cropped"):
         generated(model, cache_of(model, plain(4), 1), prompt, assistant_model=assistant)
 
 
@@ -222,3 +224,28 @@ def test_specs_follow_the_configuration() -> None:
     llama.kv_lora_rank = 8
     with pytest.raises(UnsupportedError, match=r"latent attention \(MLA\)"):
         layer_specs(llama, plain(4))
+
+
+def test_a_cache_goes_by_the_name_that_this_release_does_not_warn_of(cache_of: CacheOf, caplog: pytest.LogCaptureFixture) -> None:
+    """In `generate`, in the model and in a serving loop; transformers 5.24 renamed the argument, and warns of the old name once each."""
+    from transformers.utils import logging
+
+    model, prompt = model_of("llama"), random_ids(2, 20)
+    model.set_attn_implementation("kvgen")
+    cache = cache_of(model, plain(8), 2)
+    assert set(cache.argument) <= set(inspect.signature(type(model).forward).parameters)
+    logging.enable_propagation()
+    try:
+        with warnings.catch_warnings(record=True) as caught, torch.no_grad():
+            warnings.simplefilter("always")
+            model.generate(prompt, **cache.argument, max_new_tokens=3, do_sample=False, pad_token_id=0, eos_token_id=None)
+            cache.reset()
+            model(prompt, **cache.argument)
+            cache.reset()
+            loop = DecodeLoop(model, cache)
+            loop.add(prompt[0])
+            loop.step()
+    finally:
+        logging.disable_propagation()
+    assert [str(one.message) for one in caught if "deprecated" in str(one.message) or "past_key_values" in str(one.message)] == []
+    assert "deprecated" not in caplog.text

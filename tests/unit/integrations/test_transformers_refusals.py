@@ -16,7 +16,7 @@ pytest.importorskip("transformers")
 
 from transformers import AutoConfig
 
-from kvgen.integrations.transformers import KvgenCache, layer_specs
+from kvgen.integrations.transformers import CACHE_ARGUMENT, KvgenCache, layer_specs
 from kvgen.integrations.transformers.forwards import States
 
 CacheOf = Callable[..., Any]
@@ -33,7 +33,7 @@ def test_what_cannot_be_done_is_refused(cache_of: CacheOf) -> None:
 
     square = torch.ones(2, 1, 8, 8, dtype=torch.bool)
     for given, error, match in (
-        ({"past_key_values": None}, ValueError, r"needs past_key_values=KvgenCache"),
+        ({"past_key_values": None}, ValueError, rf"needs {CACHE_ARGUMENT}=KvgenCache"),
         ({"past_key_values": cache_of(model, EXACT, 3)}, ValueError, "holds 3 sequences, and the model runs 2"),
         ({"attention_mask": square}, UnsupportedError, "attention_mask has 4 dimensions"),
         ({"attention_mask": padded([slice(0, 2), slice(0, 0)], 9)}, ValueError, r"must have shape \[2, 8\], past and new positions"),
@@ -162,7 +162,7 @@ def test_v_that_changes_after_the_cache_took_it_is_refused(cache_of: CacheOf, mo
     model = model_of("llama", num_hidden_layers=1)
     cache = cache_of(model, EXACT, 1)
     update = type(cache).update
-    monkeypatch.setattr(type(cache), "update", lambda *given: (lambda k, v: (k, v * 2))(*update(*given)))
+    monkeypatch.setattr(type(cache), "update", lambda *given, **more: (lambda k, v: (k, v * 2))(*update(*given, **more)))
     with pytest.raises(UnsupportedError, match="the model changes V"):
         model(random_ids(1, 8), past_key_values=cache)
 

@@ -146,6 +146,16 @@ def test_a_changed_header_makes_the_source_unusable(make_entry, data_dir):
     assert code.source("cpu") is None
 
 
+def test_times_are_of_other_sources_once_a_header_has_changed(make_entry, data_dir):
+    entry = make_entry()
+    assert entry.timed_with_others  # it does not record which sources were timed
+    entry = replace(entry, provenance={**entry.provenance, "sources": entry.sources_id})
+    assert not entry.timed_with_others
+    (data_dir / "templates" / "cpu" / "include" / "kernel.h").write_text("// two\n")
+    assert entry.timed_with_others
+    assert not replace(entry, timings=()).timed_with_others  # it has no times
+
+
 @pytest.mark.parametrize("header", ["@__main__/x.h", "@no_such_package_here/x.h", "@sys/x.h"])
 def test_a_header_that_is_not_found_here_makes_the_source_unusable(make_entry, monkeypatch, header):
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)  # as in a script: importlib raises ValueError

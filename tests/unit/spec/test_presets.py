@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import pytest
@@ -70,8 +71,43 @@ def test_a_preset_does_not_bring_heads() -> None:
 
 def test_mistakes_in_what_a_preset_sets_point_at_its_line() -> None:
     with pytest.raises(SpecError) as caught:
-        load_spec(HEADS + "preset: turbomind-int8\n")
-    assert [(issue.line, issue.path) for issue in caught.value.issues] == [(2, "key.group"), (2, "value.group")]
+        load_spec("attention: {q_heads: 8, kv_heads: 1, head_dim: 64, window: 100}\npreset: kitty\n")
+    assert {(issue.line, issue.path) for issue in caught.value.issues} == {(2, "cache.sink"), (2, "cache.local")}
+
+
+@pytest.mark.parametrize(
+    ("name", "head_dim", "key", "value"),
+    [
+        ("turbomind-int8", 64, 64, 64),
+        ("bitdecoding-int4", 80, 128, 80),  # groups of tokens stay
+        ("bitdecoding-int4", 96, 128, 96),
+        ("bitdecoding-int4", 192, 128, 96),
+        ("int4-gqa-groupwise", 80, 16, 16),
+        ("kivi-int2", 96, 32, 32),
+    ],
+)
+def test_a_presets_group_becomes_the_largest_that_divides_head_dim(name: str, head_dim: int, key: int, value: int) -> None:
+    source = {"preset": name, "attention": {"q_heads": 8, "kv_heads": 2, "head_dim": head_dim}}
+    for _ in range(2):  # what was validated before is told again
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            spec = load_spec(source)
+        assert (spec.key.group, spec.value.group) == (key, value)
+        told = {str(one.message).split(":")[0] for one in caught}
+        changed = {"key.group": (presets()[name].key.group, key), "value.group": (presets()[name].value.group, value)}
+        assert told == {f"{field} is {now}" for field, (preset, now) in changed.items() if now != preset}
+        assert all(f"does not divide head_dim ({head_dim})" in str(one.message) for one in caught)
+        assert all(Path(one.filename) == Path(__file__) for one in caught)
+
+
+def test_a_group_that_is_given_beside_a_preset_stays_and_may_be_a_mistake() -> None:
+    source = {"preset": "bitdecoding-int4", "attention": {"q_heads": 8, "kv_heads": 2, "head_dim": 64}}
+    assert load_spec({**source, "value": {"group": 32}}).value.group == 32
+    with pytest.raises(SpecError, match=r"value\.group \(128\) must divide head_dim \(64\)"):
+        load_spec({**source, "value": {"group": 128}})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert load_spec({**source, "value": {"bits": 16}}).value.bits == 16
 
 
 @pytest.mark.parametrize("value", ["[kitty]", "3", "null", "{}"])

@@ -8,13 +8,27 @@ from kvgen.tune.budget import Budget, Clock, parse_duration
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("90", 90), ("90s", 90), ("3m", 180), ("1h30m", 5400), ("1.5h", 5400), (" 2 M ", 120), ("1h 30m", 5400)]
+    ("text", "seconds"),
+    [
+        ("90", 90),
+        ("90s", 90),
+        ("3m", 180),
+        ("1h30m", 5400),
+        ("1.5h", 5400),
+        (" 2 M ", 120),
+        ("1h 30m", 5400),
+        ("5min", 300),
+        ("5 minutes", 300),
+        ("90sec", 90),
+        ("2hrs 1min", 7260),
+        ("1 hour", 3600),
+    ],
 )
 def test_durations(text: str, seconds: float):
     assert parse_duration(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "m", "3x", "-3m", "3m!", "three", "1 30m", "1h30", "1m 30", "1 2"])
+@pytest.mark.parametrize("text", ["", "m", "3x", "-3m", "3m!", "three", "1 30m", "1h30", "1m 30", "1 2", "5mi", "5mins m", "3hs", "2mon"])
 def test_what_is_no_duration_is_refused_with_an_example(text: str):
     with pytest.raises(ValueError, match="3m"):
         parse_duration(text)

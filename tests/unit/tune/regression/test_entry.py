@@ -188,7 +188,11 @@ def test_the_module_that_was_tuned_is_verified_where_another_one_is_compiled_now
 
 
 def test_further_launches_are_verified(place: Place):
-    work, schedule = place.entry.spec.workloads[0], Schedule("cpu", place.entry.layout, Params(threads=8))
+    """Also one that the spec's first workload has too few tokens for: it serves others."""
+    work, schedule = (
+        place.entry.spec.workloads[0],
+        Schedule("cpu", place.entry.layout, Params(threads=8)),
+    )  # which no workload of the entry has blocks for
     source = FakeBackend().lower(place.entry.spec, schedule, "cpu")
     code = Code.of(source, build(source, place.cache))
     launch = Launch(work, "cpu", schedule.launch, code.file)
