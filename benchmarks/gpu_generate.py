@@ -9,8 +9,8 @@ computes a plan in every step, `int4:equal` is promised that all lengths are equ
 over 16 bits and kvgen's have the model compiled, with q, k and v as one product and gate and up as another, and are timed as replays of one
 CUDA graph; for a batch of one, torch generates its own kernels for the products. `bytes_ms` is what reading the weights and the cache once
 takes at the rate of the read roofline. Rows go to $OUT (or benchmarks/results) as GPU_generate.csv, after every loop, with the parts of a
-step by the profiler: attention, products with weights, and the rest; a kernel counts from the end of those before it. What does
-not fit into `--budget` seconds, or into memory, gets a row that says so. Exits with 1 where a loop of kvgen's, or that over 16 bits, failed.
+step by the profiler: attention, products with weights, and the rest; a kernel counts from the end of those before it. What does not fit
+into `--budget` seconds, or into memory, gets a row that says so. Exits with 1 where a loop of kvgen's, or that over 16 bits, failed.
 """
 
 from __future__ import annotations
