@@ -14,9 +14,9 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks.figures import RESULTS, ROOT, rows
 from benchmarks.gpu_words import spec_of
 from benchmarks.output import gpu_word
+from benchmarks.tables import RESULTS, ROOT, attend, frame
 from kvgen.accuracy.picture import write_pngs
 from kvgen.accuracy.recommend import read_csv, results
 from kvgen.accuracy.suite import suite
@@ -29,20 +29,13 @@ PICTURE = ROOT / "docs" / "images" / "accuracy.png"
 def committed_times() -> dict[str, float]:
     """µs of a step at 8 x 32768 by format of the suite, from h200_attend.csv (the entries that ship), else from h200_shapes.csv."""
     examples = {spec.name: spec for spec in map(load_spec, sorted((ROOT / "examples").glob("*.yaml")))}
-    size = {"batch": str(STEP.batch), "kv_len": str(STEP.kv_len), "q_len": "1"}
-    attend = [
-        (examples[row["spec"]], row)
-        for row in rows("h200_attend.csv")
-        if row["provider"] == "kvgen" and row["load"] == "burst" and {name: row[name] for name in size} == size
-    ]
-    shapes = [
-        (spec_of(row["spec"], "sm90", [STEP]), row)
-        for row in rows("h200_shapes.csv")
-        if row["backend"] == "best" and row["load"] == "burst" and row["workload"] == STEP.key
-    ]
+    bench, shapes = attend("h200_attend.csv").loc[[(STEP.batch, STEP.kv_len)]], frame("h200_shapes.csv")
+    found = [(examples[row.spec], row.us) for row in bench[bench.provider == "kvgen"].itertuples()]
+    shapes = shapes[(shapes.backend == "cuda") & (shapes.workload == STEP.key)]
+    found += [(spec_of(row.spec, "sm90", [STEP]), row.us) for row in shapes.itertuples()]
     times: dict[str, float] = {}
-    for spec, row in [*attend, *shapes]:
-        times.setdefault(spec.format_id, float(row["us"]))
+    for spec, us in found:
+        times.setdefault(spec.format_id, float(us))
     return {name: times[spec.format_id] for name, spec in suite().items() if spec.format_id in times}
 
 

@@ -16,13 +16,6 @@ def add_rounds(command: argparse.ArgumentParser) -> None:
     command.add_argument("--rounds", type=int, default=9)
 
 
-def add_sweep(command: argparse.ArgumentParser) -> None:
-    """What a sweep of schedules asks besides (`gpu_decode.compile_all`)."""
-    add_rounds(command)
-    command.add_argument("--logit", type=float, default=4.0)
-    command.add_argument("--workers", type=int, default=processors())
-
-
 def processors() -> int:
     """Processors that this process may use."""
     return len(os.sched_getaffinity(0))

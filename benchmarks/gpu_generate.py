@@ -8,20 +8,19 @@ Cases are BATCHxTOKENS; `fitxTOKENS` is the largest batch of 16 bits that fits, 
 computes a plan in every step, `int4:equal` is promised that all lengths are equal, as the loop over 16 bits takes them. On a GPU the loop
 over 16 bits and kvgen's have the model compiled, with q, k and v as one product and gate and up as another, and are timed as replays of one
 CUDA graph; for a batch of one, torch generates its own kernels for the products. `bytes_ms` is what reading the weights and the cache once
-takes at the rate of the read roofline. Rows go to $OUT (or benchmarks/results) as GPU_generate.csv, after every loop, and the kernels of a
-step, by the profiler, as GPU_generate_kernels.csv: a kernel counts from the end of those that began before it. What does not fit into
-`--budget` seconds, or into memory, gets a row that says so. Exits with 1 where a loop of kvgen's, or that over 16 bits, failed. `python -m
-benchmarks.tables` and `benchmarks.picture` show what is in benchmarks/results.
+takes at the rate of the read roofline. Rows go to $OUT (or benchmarks/results) as GPU_generate.csv, after every loop, with the parts of a
+step by the profiler: attention, products with weights, and the rest; a kernel counts from the end of those before it. What does not fit
+into `--budget` seconds, or into memory, gets a row that says so. Exits with 1 where a loop of kvgen's, or that over 16 bits, failed.
 """
 
 from __future__ import annotations
 
 import gc
+import re
 import sys
 import time
 from argparse import Namespace
-from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from math import inf
 from pathlib import Path
@@ -60,6 +59,14 @@ PROFILED = 5
 FAILED = "not measured: "
 LATE = "no time left"
 """Notes of loops without a time."""
+GEMM = re.compile(r"^(?!triton_poi).*(gemm|gemv|nvjet|cutlass|split_?k|triton_tem|_mm_)", re.IGNORECASE)
+"""Names of kernels that multiply by weights: cuBLAS's, and those that torch generates. It names pointwise kernels (triton_poi) after
+products, too, whose results they read."""
+ATTENTION = re.compile(r"attend|plan_kernel|sdpa|fmha|flash|lean_reduction", re.IGNORECASE)
+"""In the names of kernels of attention: kvgen's, cuDNN's with the sum of its splits, and flash attention's."""
+WAITING = "advance_kernel"
+"""In the name of the kernel that advances the lengths: it waits beside the attention before it, and its own work is a microsecond."""
+PARTS = ("attention", "weights", "rest")
 Row = dict[str, Any]
 
 
@@ -88,7 +95,6 @@ class Bench:
         self.bytes_per_ms = few / read_us(self.target, few) * 1e3
         self.facts = facts(self.target, TimingPolicy())
         self.rows: list[Row] = []
-        self.kernels: list[Row] = []
         names = {format_of(name) for name in options.loops.split(",")} & set(FORMATS)
         with ThreadPoolExecutor() as pool:  # compiles kernels beside each other, and no longer when a graph is captured
             for name in names:
@@ -127,7 +133,7 @@ class Bench:
     def one(self, name: str, batch: int, length: int) -> None:
         """Time one loop; its row, or why there is none."""
         row: Row = {"loop": name, "batch": batch, "tokens": length, "dtype": self.options.dtype, "ms": "", "tokens_per_second": ""}
-        row |= {"bytes_ms": "", "cache_gib": "", "note": ""}
+        row |= {"bytes_ms": "", **dict.fromkeys((f"{part}_ms" for part in PARTS), ""), "cache_gib": "", "note": ""}
         self.rows.append(row)
         if time.monotonic() - self.started > self.options.budget:
             row["note"] = LATE
@@ -143,10 +149,7 @@ class Bench:
 
     def write(self) -> None:
         """All rows so far."""
-        name = of_gpu("generate") if self.cuda and not self.options.tiny else "generate_tiny"
-        write_rows(name, self.rows, self.facts)
-        if self.kernels:
-            write_rows(f"{name}_kernels", self.kernels, self.facts)
+        write_rows(of_gpu("generate") if self.cuda and not self.options.tiny else "generate_tiny", self.rows, self.facts)
 
     def release(self) -> None:
         """Give the memory of the last loop back."""
@@ -178,10 +181,7 @@ class Bench:
         except RuntimeError as error:
             row["note"] += f"; not profiled: {str(error).splitlines()[0][:80]}"
             return
-        for kernel, (spent, calls) in found.items():
-            self.kernels.append(
-                {"loop": name, "batch": batch, "tokens": length, "kernel": kernel[:400], "calls": calls, "ms": round(spent, 4)}
-            )
+        row |= {f"{part}_ms": round(spent, 4) for part, spent in found.items()}
 
     def loop(self, name: str, batch: int, length: int) -> Any:
         """The loop of that name, its cache filled."""
@@ -205,8 +205,8 @@ class Bench:
         return {"dynamic": False, "options": options}
 
 
-def profiled(step: Callable[[], object]) -> dict[str, tuple[float, int]]:
-    """Milliseconds and calls of every kernel of a step, by name, the longest first."""
+def profiled(step: Callable[[], object]) -> dict[str, float]:
+    """Milliseconds of each part of a step."""
     from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 
@@ -215,19 +215,13 @@ def profiled(step: Callable[[], object]) -> dict[str, tuple[float, int]]:
             step()
         torch.cuda.synchronize()
     events = [(e.time_range.start, e.time_range.end, e.name) for e in found.events() if e.device_type == DeviceType.CUDA]
-    return {name: (spent / 1e3 / PROFILED, calls // PROFILED) for name, (spent, calls) in exclusive_times(events).items()}
-
-
-def exclusive_times(events: Iterable[tuple[float, float, str]]) -> dict[str, tuple[float, int]]:
-    """Of events (start, end, name): how long each name took beyond the events that began before, and how many there were."""
-    spent: dict[str, float] = defaultdict(float)
-    calls: dict[str, int] = defaultdict(int)
+    spent = dict.fromkeys(PARTS, 0.0)
     over = -inf
     for start, end, name in sorted(events):
-        spent[name] += max(0.0, end - max(start, over))
-        calls[name] += 1
+        if WAITING not in name:
+            spent["attention" if ATTENTION.search(name) else "weights" if GEMM.search(name) else "rest"] += max(0.0, end - max(start, over))
         over = max(over, end)
-    return {name: (spent[name], calls[name]) for name in sorted(spent, key=lambda name: -spent[name])}
+    return {part: us / 1e3 / PROFILED for part, us in spent.items()}
 
 
 def main() -> int:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,11 +33,6 @@ def of_gpu(what: str) -> str:
     return f"{gpu_word()}_{what}"
 
 
-def gpu_today() -> dict[str, Any]:
-    """Columns that say on which GPU and when rows were measured, for benchmarks that time no call themselves."""
-    return {**gpu_identity(), "date": datetime.now(timezone.utc).date().isoformat()}
-
-
 def gpu_facts(policy: TimingPolicy, *without: str) -> dict[str, Any]:
     """Columns that say on which GPU, with which versions, how and when rows were measured."""
     from kvgen.cli.bench import facts
@@ -58,9 +51,3 @@ def write_csv(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         part = file.with_name(f"{file.name}.part")
         CsvFile(part).add(rows)
         part.replace(file)
-
-
-def write_json(name: str, data: object) -> None:
-    """Plain data as NAME.json in `folder()`."""
-    folder().mkdir(parents=True, exist_ok=True)
-    (folder() / f"{name}.json").write_text(json.dumps(data, indent=1) + "\n")

@@ -1,84 +1,88 @@
-"""Draws the pictures of the documents from benchmarks/results: time per call, and per token of a model, beside 16 bits and others.
+"""Draws the pictures of the pages from benchmarks/results: time per call, and per token of a model, beside 16 bits and others.
 
-    python -m benchmarks.picture
-
-tests/unit/test_docs.py checks that the files agree with the results.
+python -m benchmarks.picture
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+import matplotlib as mpl
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-from markupsafe import Markup
+from benchmarks.tables import ROOT, attend, fastest, frame, steps
+from kvgen.pages.numbers import count, fraction
 
-from benchmarks import generate_picture
-from kvgen.bench.results import Result, fastest_peers, read_results
-from kvgen.pages import svg
-from kvgen.pages.bars import ROW, Bar, bars
-from kvgen.pages.numbers import count
-from kvgen.pages.page import colors
-
-ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "benchmarks" / "results"
 PICTURES = ROOT / "docs" / "pictures"
-OURS = {"int8": "serving-kv8", "int4": "serving-kv4", "int2": "serving-kv2"}
-"""Specs by the width of their codes. Peers are those of the run of int4."""
-SHOWN = ((1, 32768), (8, 32768))
-PANEL, MARGIN, HEAD = 410.0, 20.0, 92.0
-LEGEND = ("Solid: reading the cache alone. Pale: the rest of the kernel.", "In parentheses: the fraction of that read's speed.")
+OURS, OTHERS = "#1f5fc4", "#6b7280"
+PALE = 0.35
+"""Opacity of what a bar takes beyond the read."""
 
 
-def panel_rows(results: list[Result], workload: tuple[int, int]) -> list[Bar]:
-    """Other libraries, the slowest first, then kvgen, the widest codes first."""
-    here = [one for one in results if one.idle_rested and (one.batch, one.kv_len, one.q_len) == (*workload, 1)]
-    others = fastest_peers(one for one in here if one.spec == OURS["int4"])
-    ours = {one.spec: one for one in here if one.provider == "kvgen"}
-    return [
-        *(Bar(one.label("float16"), one.us, one.read_us) for one in others),
-        *(Bar(f"kvgen {width}", ours[spec].us, ours[spec].read_us, ours=True) for width, spec in OURS.items()),
-    ]
+def bars(axes: Axes, rows: pd.DataFrame, title: str, unit: str) -> None:
+    """Horizontal bars, the slowest first: `time` pale, `read` of it solid, by `name`; `ours` in color."""
+    rows = rows.sort_values("time")
+    color = [OURS if ours else OTHERS for ours in rows.ours]
+    axes.barh(rows.name, rows.time, color=color, alpha=PALE)
+    axes.barh(rows.name, rows.read, color=color)
+    for place, row in enumerate(rows.itertuples()):
+        part = f" ({fraction(row.read / row.time)})" if row.read else ""
+        axes.text(row.time, place, f" {row.time:.3g} {unit}{part}", va="center")
+    axes.set_title(title, loc="left", fontweight="bold", fontsize=11)
+    axes.set_xlim(0, 1.3 * rows.time.max())
+    axes.xaxis.set_visible(False)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
 
 
-def panel(rows: list[Bar], workload: tuple[int, int], x: float, y: float) -> Markup:
-    """The bars of a workload under a line that says what to see."""
-    int4 = next(row for row in rows if row.name == "kvgen int4")
-    fp16 = min(row.us for row in rows if row.name.endswith(" fp16"))
-    batch, length = workload
-    told = f"{batch} sequence{'s' * (batch > 1)} of {count(length)} tokens: int4 {fp16 / int4.us:.1f} times as fast as fp16"
-    return svg.text(x, y + 12, told, class_="strong") + bars(rows, x, y + 24, PANEL)
+def save(figure: Figure, name: str, title: str, note: str) -> None:
+    """Write the picture as an SVG file that depends on the figures alone."""
+    figure.suptitle(f"{title}\n{note}", x=0.01, ha="left", fontsize=10)
+    figure.savefig(PICTURES / f"{name}.svg", metadata={"Date": None})
 
 
-def picture(columns: int) -> str:
-    """The SVG file, with so many panels side by side."""
-    results = [*read_results(RESULTS / "h200_attend.csv"), *read_results(RESULTS / "h200_flashinfer.csv")]
-    panels = [(panel_rows(results, workload), workload) for workload in SHOWN]
-    deep = max(len(rows) for rows, _ in panels) * ROW + 24
-    lines = -(-len(panels) // columns)
-    width = columns * PANEL + (columns + 1) * MARGIN
-    height = HEAD + lines * (deep + MARGIN) + 22
-    facts = f"{results[0].device}, {max(one.date for one in results)}. The heads of Llama-3.1-8B. Less is better."
-    marks = [
-        svg.rect(0, 0, width, height, "page", rx=8.0),
-        svg.text(MARGIN, 32, "Time of one attention call while decoding", class_="title"),
-    ]
-    marks += [svg.text(MARGIN, 52 + 17 * row, told, class_="quiet") for row, told in enumerate(LEGEND)]
-    for number, (rows, workload) in enumerate(panels):
-        x, y = MARGIN + (number % columns) * (PANEL + MARGIN), HEAD + (number // columns) * (deep + MARGIN)
-        marks.append(panel(rows, workload, x, y))
-    marks.append(svg.text(MARGIN, height - 14, facts, class_="small quiet"))
-    label = "; ".join(f"{row.name} at {batch} x {length}: {row.told}" for rows, (batch, length) in panels for row in rows)
-    return svg.document(width, height, f"Time of one attention call. {label}", colors(), *marks)
+def decode(name: str, columns: int) -> None:
+    """One attention call beside torch and FlashInfer."""
+    found, shown = attend("h200_attend.csv"), ((1, 32768), (8, 32768))
+    figure = Figure(figsize=(5.4 * columns, 5.8 / columns + 0.6), layout="constrained")
+    for axes, (batch, tokens) in zip(figure.subplots(len(shown) // columns, columns, squeeze=False).flat, shown, strict=True):
+        here = found.loc[[(batch, tokens)]]
+        ours = {f"kvgen int{bits}": fastest(here, provider="kvgen", spec=f"serving-kv{bits}") for bits in (8, 4, 2)}
+        backends = {"FlashInfer fp16": "batch-decode", "FlashInfer fp8": "batch-decode-fp8"}
+        others = {one: fastest(here, provider="flashinfer", backend=backend) for one, backend in backends.items()}
+        others["torch fp16"] = fastest(here, provider="torch", spec="serving-kv4")
+        rows = [(one, row.us, row.read_us, one in ours) for one, row in (ours | others).items()]
+        gain = others["torch fp16"].us / ours["kvgen int4"].us
+        title = f"{batch} × {count(tokens)} tokens: int4 {gain:.1f} times as fast as torch"
+        bars(axes, pd.DataFrame(rows, columns=["name", "time", "read", "ours"]), title, "µs")
+    note = "Solid: reading the cache alone, and its share.\nNVIDIA H200, the heads of Llama-3.1-8B."
+    save(figure, name, "Time of one attention call while decoding", note)
 
 
-def pictures() -> Iterator[tuple[Path, str]]:
-    """The files, with what belongs into them. Calls have two panels side by side, and one above the other for narrow windows."""
-    yield PICTURES / "decode.svg", picture(2)
-    yield PICTURES / "decode-narrow.svg", picture(1)
-    yield PICTURES / "generate.svg", generate_picture.picture(generate_picture.steps())
+def generate() -> None:
+    """Decode steps of a model, per token: each format at the batch of 16 bits, and in the last panel at its own largest batch."""
+    every, panels = frame("h200_generate.csv").dropna(subset="ms"), steps()
+    figure = Figure(figsize=(6.4, 2.2 * len(panels) + 0.6), layout="constrained")
+    for axes, case in zip(figure.subplots(len(panels), 1), panels, strict=True):
+        baseline = case.iloc[0]
+        shown = case[~case.loop.isin(["dynamic", "static", "quantized", "int4:equal"])]
+        largest = shown.sort_values("batch").drop_duplicates("loop", keep="last")
+        names = ["16 bits" if loop == "graph16" else f"kvgen {loop}" for loop in largest.loop]
+        rows = pd.DataFrame({
+            "name": [f"{name}, batch {batch}" for name, batch in zip(names, largest.batch, strict=True)],
+            "time": largest.ms / largest.batch, "read": largest.bytes_ms.astype(float) / largest.batch, "ours": largest.loop != "graph16",
+        })  # fmt: skip
+        gain = baseline.ms / baseline.batch / rows[rows.name.str.startswith("kvgen int4")].time.iloc[0]
+        own = largest.batch.nunique() > 1
+        where = f"Largest batches of {count(baseline.tokens)}" if own else f"{baseline.batch} × {count(baseline.tokens)} tokens"
+        bars(axes, rows, f"{where}: int4 {gain:.2f} times as fast as 16 bits", "ms")
+    note = f"Step over batch. Solid: reading weights and cache once.\n{every.device.iloc[0]}, Llama-3.1-8B's shape, {every.dtype.iloc[0]}."
+    save(figure, "generate", "Time per token of a decoding model", note)
 
 
 if __name__ == "__main__":
+    mpl.rcParams.update({"svg.hashsalt": "kvgen", "svg.fonttype": "none", "font.size": 10})
     PICTURES.mkdir(exist_ok=True)
-    for file, text in pictures():
-        file.write_text(text)
+    decode("decode", 2)
+    decode("decode-narrow", 1)
+    generate()

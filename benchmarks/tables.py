@@ -1,4 +1,4 @@
-"""Writes the tables of the documents from the results in benchmarks/results (the README's picture: picture.py).
+"""Writes the tables of the pages from the results in benchmarks/results. The pictures: picture.py.
 
     python -m benchmarks.tables
 
@@ -9,209 +9,213 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks import generate_table, matrix_tables, plane_tables
-from benchmarks.figures import ROOT, WIDTH, Row, figure, rows, table
+import pandas as pd
+
 from kvgen.pages.numbers import fraction
 
 if TYPE_CHECKING:
     from kvgen.accuracy.row import Row as AccuracyRow
 
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
 PAGES = ("performance.md", "formats.md", "accuracy.md", "matrix.md", "integrations.md")
 DOCUMENTS = (ROOT / "README.md", *(ROOT / "docs" / name for name in PAGES))
 MARKED = re.compile(r"(<!-- figures: ([a-z0-9-]+) -->\n).*?(<!-- /figures -->)", re.DOTALL)
-SERVING = [(1, 4096), (1, 32768), (1, 131072), (8, 32768), (32, 8192), (128, 8192)]
-SHAPES = {
-    "plain": "plain, 8 × 32768",
-    "page 256": "pages of 256 tokens",
-    "page 128": "pages of 128 tokens",
-    "page 64": "pages of 64 tokens, K groups of 64 (to K groups of 64)",
-    "token, page 32": "K per token, pages of 32 tokens (to K per token)",
-    "token, page 16": "K per token, pages of 16 tokens (to K per token)",
-    "ragged, moderate": "8 sequences of 11K to 57K tokens",
-    "ragged, moderate, page 128": "the same, pages of 128 tokens (to pages of 128)",
-    "ragged, 2K to 16K": "32 sequences of 2K to 16K tokens (to 32 × 9216)",
-    "ragged, one long": "one sequence of 128K and 63 of 1K tokens (to 8 × 24448)",
-    "softcap 50": "softcap 50",
-    "window 4096": "sliding window of 4096 tokens (to 8 × 4096)",
-    "bfloat16": "bfloat16",
-    "q_len 4": "4 query tokens",
-    "group 16": "16 query heads per KV head (128/8)",
-    "group 5": "5 query heads per KV head (40/8)",
-}
-FORMATS = {
-    "kitty": "Kitty: 2 bits, 16 channels of K in 4 bits, sink 32, local 128, pages of 128; 8 × 32768",
-    "kitty, 32x8192": "the same, 32 × 8192",
-    "kitty pro": "Kitty Pro: 32 channels of K in 4 bits; 8 × 32768",
-    "kitty pro, 32x8192": "the same, 32 × 8192",
-    "V per channel, 8 bits": "8 bits, symmetric, K and V per channel; 8 × 32768",
-    "V per channel, 4 bits": "4 bits, K and V per channel; 8 × 32768",
-    "sink 32, local 128": "4 bits, sink 32, local 128; 8 × 32768",
-    "learned sinks": "4 bits, learned sinks; 8 × 32768",
-    "groups of 32": "4 bits in groups of 32; 8 × 32768",
-    "groups of 32, 2 bits": "2 bits in groups of 32 (KIVI); 8 × 32768",
-    "head_dim 64, 64 heads, 1x16384": "4 bits, head_dim 64, 64 query heads over 8; 1 × 16384",
-    "head_dim 64, 64 heads, 16x16384": "the same, 16 × 16384",
-    "head_dim 64, 64 heads, 64x4096": "the same, 64 × 4096",
-    "head_dim 80": "4 bits, head_dim 80; 8 × 32768",
-    "head_dim 112": "4 bits, head_dim 112; 8 × 32768",
-    "K groups of 48": "4 bits, K in groups of 48 tokens; 8 × 32768",
-    "K groups of 96": "4 bits, K in groups of 96 tokens; 8 × 32768",
-    "head_dim 80, 2 bits": "2 bits, head_dim 80; 8 × 32768",
-    "boost at head_dim 80": "2 bits, 16 channels of K in 4 bits, head_dim 80; 8 × 32768",
-    "group 8, 2 bits": "2 bits, 8 query heads per KV head; 8 × 32768",
-    "group 32": "4 bits, 32 query heads per KV head; 8 × 32768",
-    "group 64": "4 bits, 64 query heads per KV head; 8 × 32768",
-    "q_len 8": "4 bits, 8 query tokens; 8 × 32768",
-    "16 bits": "16 bits; 8 × 8192",
-    "16 bits, 8x32768": "the same, 8 × 32768",
-    "16 bits, 32x8192": "the same, 32 × 8192",
-}
-
+WIDTH = 130
+"""Characters of a line of prose."""
 LLAMA_LAYERS = 32
 """Of Llama-3.1-8B, whose heads the presets have."""
+CACHES = {
+    "graph16": "16 bits, captured", "int8": "int8", "int4": "int4", "int4:equal": "int4, equal lengths promised",
+    "kitty": "Kitty", "int2": "int2", "dynamic": "`DynamicCache`", "static": "`StaticCache`", "quantized": "`QuantizedCache`, 4 bits",
+}  # fmt: skip
+"""Caches of a decoding model, as a table names and orders them."""
+VARIANTS = ("naive", "tiled", "coarsened", "vectorized", "kvgen")
+"""Kernels of operations on a matrix: the INT8 paper's, and ours."""
+SHAPES = {
+    "plain": "int4",
+    "8 bits": "int8",
+    "2 bits": "int2",
+    "K 8 bits, V 4 bits": "K 8 bits, V 4 bits",
+    "K 4 bits, V 2 bits": "K 4 bits, V 2 bits",
+    "page 256": "pages of 256 tokens",
+    "page 128": "pages of 128 tokens",
+    "page 64": "pages of 64 tokens, K in groups of 64",
+    "token": "K per token",
+    "token, page 16": "K per token, pages of 16 tokens",
+    "V per channel, 8 bits": "int8, symmetric, K and V per channel",
+    "V per channel, 4 bits": "K and V per channel",
+    "groups of 32": "groups of 32",
+    "groups of 32, 2 bits": "int2 in groups of 32 (KIVI)",
+    "kitty": "Kitty: int2, 16 channels of K in 4 bits, sink 32, local 128, pages of 128",
+    "kitty, 32x8192": "the same, 32 × 8192",
+    "kitty pro": "Kitty Pro: 32 channels of K in 4 bits",
+    "kitty pro, 32x8192": "the same, 32 × 8192",
+    "sink 32, local 128": "sink 32, local 128",
+    "learned sinks": "learned sinks",
+    "softcap 50": "soft cap 50",
+    "window 4096": "sliding window of 4096 tokens",
+    "bfloat16": "bfloat16",
+    "q_len 4": "4 query tokens",
+    "q_len 8": "8 query tokens",
+    "group 5": "5 query heads per KV head",
+    "group 16": "16 query heads per KV head",
+    "group 32": "32 query heads per KV head",
+    "group 64": "64 query heads per KV head",
+    "group 8, 2 bits": "int2, 8 query heads per KV head",
+    "head_dim 64, 64 heads, 1x16384": "head_dim 64, 64 query heads over 8, 1 × 16384",
+    "head_dim 64, 64 heads, 16x16384": "the same, 16 × 16384",
+    "head_dim 64, 64 heads, 64x4096": "the same, 64 × 4096",
+    "head_dim 80": "head_dim 80",
+    "head_dim 80, 2 bits": "int2, head_dim 80",
+    "head_dim 112": "head_dim 112",
+    "16 bits": "16 bits, 8 × 8192",
+    "16 bits, 32x8192": "16 bits, 32 × 8192",
+    "ragged, moderate": "8 sequences of 11K to 57K tokens",
+    "ragged, moderate, 8 bits": "the same, int8",
+    "ragged, moderate, 2 bits": "the same, int2",
+    "ragged, 2K to 16K": "32 sequences of 2K to 16K tokens",
+    "ragged, one long": "one sequence of 128K tokens and 63 of 1K",
+}
+"""Cases of gpu_shapes.py, as a table names and orders them."""
 
 
-def at(found: Iterable[Row], workload: tuple[int, int]) -> list[Row]:
-    """The idle-rested rows of a workload of one query token."""
-    batch, kv_len = map(str, workload)
-    return [r for r in found if (r["batch"], r["kv_len"], r["q_len"]) == (batch, kv_len, "1") and r["load"] in ("burst", "")]
+def frame(name: str) -> pd.DataFrame:
+    """The rows of a file of results."""
+    return pd.read_csv(RESULTS / name, keep_default_na=False, na_values={column: [""] for column in ("us", "ms", "step_us")})
+
+
+def table(header: Sequence[str], body: Iterable[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [header, ["---"] * len(header), *body]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def figure(value: float) -> str:
+    """Three significant digits, as many as a time is good for."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 1 else f"{value:.2f}"
+
+
+def size(batch: int, tokens: int) -> str:
+    """A workload, as a table names it."""
+    return f"{batch} × {tokens}"
+
+
+def attend(name: str) -> pd.DataFrame:
+    """Rested rows of `kvgen bench` with equal lengths and one query token, by workload."""
+    found = frame(name)
+    return found[(found.q_len == 1) & found.load.isin(["burst", ""])].set_index(["batch", "kv_len"]).sort_index(kind="stable")
+
+
+def fastest(found: pd.DataFrame, **wanted: str) -> pd.Series:
+    """The fastest row that has these values."""
+    for column, value in wanted.items():
+        found = found[found[column] == value]
+    return found.sort_values("us").iloc[0]
+
+
+def timed(row: pd.Series) -> str:
+    """µs and read fraction."""
+    return f"{figure(row.us)} ({fraction(row.read_fraction)})"
 
 
 def serving() -> str:
-    """The entries that ship, by width of the codes, beside torch."""
-    found = rows("h200_attend.csv")
-    body = []
-    for workload in SERVING:
-        here = at(found, workload)
-        ours = {r["spec"]: r for r in here if r["provider"] == "kvgen"}
-        torch = min(float(r["us"]) for r in here if r["provider"] == "torch" and r["spec"] == "serving-kv4")
-        cells = [
-            f"{figure(float(ours[s]['us']))} ({fraction(float(ours[s]['read_fraction']))})"
-            for s in ("serving-kv8", "serving-kv4", "serving-kv2")
-        ]
-        body.append([f"{workload[0]} × {workload[1]}", *cells, figure(torch)])
-    return table(["batch × kv_len", "int8", "int4", "int2", "fastest torch SDPA, fp16"], body)
+    """The entries that ship, by width of the codes, beside torch and FlashInfer."""
+    found, body = attend("h200_attend.csv"), []
+    for batch, tokens in ((1, 4096), (1, 32768), (1, 131072), (8, 32768), (32, 8192), (128, 8192)):
+        here = found.loc[[(batch, tokens)]]
+        ours = [timed(fastest(here, provider="kvgen", spec=f"serving-kv{bits}")) for bits in (8, 4, 2)]
+        flash = [fastest(here, provider="flashinfer", spec="serving-kv4", backend=name) for name in ("batch-decode", "batch-decode-fp8")]
+        others = [fastest(here, provider="torch", spec="serving-kv4"), *flash]
+        body.append([size(batch, tokens), *ours, *(figure(row.us) for row in others)])
+    return table(["batch × kv_len", "int8", "int4", "int2", "fastest torch SDPA, fp16", "FlashInfer, fp16", "FlashInfer, fp8"], body)
 
 
 def summary() -> str:
     """int4 of the entries that ship, for the README."""
-    found = [r for r in rows("h200_attend.csv") if r["spec"] == "serving-kv4"]
-    body = []
-    for workload in ((1, 32768), (8, 32768), (32, 8192), (128, 8192)):
-        here = at(found, workload)
-        (ours,) = (r for r in here if r["provider"] == "kvgen")
-        torch = min(float(r["us"]) for r in here if r["provider"] == "torch")
-        times = [f"{float(value):.0f}" for value in (ours["us"], ours["read_us"], torch)]
-        body.append([f"{workload[0]} × {workload[1]}", f"**{times[0]}**", times[1], times[2], f"{torch / float(ours['us']):.1f}"])
+    found, body = attend("h200_attend.csv"), []
+    for batch, tokens in ((1, 32768), (8, 32768), (32, 8192), (128, 8192)):
+        here = found.loc[[(batch, tokens)]]
+        ours, torch = (fastest(here, provider=name, spec="serving-kv4") for name in ("kvgen", "torch"))
+        times = [f"{value:.0f}" for value in (ours.us, ours.read_us, torch.us)]
+        body.append([size(batch, tokens), f"**{times[0]}**", times[1], times[2], f"{torch.us / ours.us:.1f}"])
     return table(["sequences × tokens", "kvgen, 4 bits, µs", "reading those bytes, µs", "torch, 16 bits, µs", "times as fast"], body)
 
 
-def flashinfer() -> str:
-    """FlashInfer over its unquantized and its fp8 cache."""
-    found = [r for r in rows("h200_flashinfer.csv") if r["spec"] == "serving-kv4"]
-    body = []
-    for workload in SERVING:
-        us = {r["backend"]: float(r["us"]) for r in at(found, workload)}
-        body.append([f"{workload[0]} × {workload[1]}", *(figure(us[backend]) for backend in ("batch-decode", "batch-decode-fp8"))])
-    return table(["batch × kv_len", "FlashInfer, fp16", "FlashInfer, fp8"], body)
-
-
 def shapes() -> str:
-    """Other caches of 4 bits, the fastest of both back ends."""
-    best = {r["case"]: r for r in rows("h200_shapes.csv") if r["backend"] == "best"}
+    """Formats and shapes by GPU and back end, and how much slower CUDA's default is than its fastest schedule."""
+    found = {(gpu, row.backend, row.case): row for gpu in ("h200", "h100") for row in frame(f"{gpu}_shapes.csv").itertuples()}
     body = []
     for case, title in SHAPES.items():
-        row = best[case]
-        relative = f"{float(row['relative']):.3f}".removeprefix("0") if row["relative"] else "1"
-        body.append([title, figure(float(row["us"])), f"{float(row['read_fraction']):.3f}".removeprefix("0"), relative])
-    return table(["case", "time, µs", "read fraction", "relative speed"], body)
-
-
-def formats(gpu: str = "h200") -> str:
-    """Formats beside the plain one, on CUDA: those that were measured on the GPU."""
-    found = {r["case"]: r for r in rows(f"{gpu}_shapes.csv") if r["backend"] == "cuda"}
-    cells = ((title, found[case]) for case, title in FORMATS.items() if case in found)
-    body = [
-        [
-            title,
-            *(figure(float(row[name])) for name in ("us", "read_us")),
-            f"{float(row['read_fraction']):.3f}".removeprefix("0"),
-            f"{float(row['default_ratio']):.2f}",
-        ]
-        for title, row in cells
-    ]
-    return table(["format", "time, µs", "read, µs", "read fraction", "default over it"], body)
-
-
-def builds(gpu: str = "h200") -> str:
-    """Winners of builds, short ones where no budget is named: read fraction by batch, and how much slower the default is."""
-    found: dict[str, list[Row]] = {}
-    for row in rows(f"{gpu}_builds.csv"):
-        found.setdefault(row["case"] + ("" if row["budget"] == "60s" else f", {row['budget']}"), []).append(row)
-    body = []
-    for case, mine in found.items():
-        times = ", ".join(
-            f"{row['workload'].partition('q')[0].replace('x', ' × ')}: {figure(float(row['us']))} ({fraction(float(row['read_fraction']))})"
-            for row in mine
-        )
-        body.append([case, times, f"{max(float(row['default_ratio']) for row in mine):.2f}"])
-    return table(["case", "time, µs (read fraction)", "default over it, at most"], body)
-
-
-def ragged(gpu: str = "h200") -> str:
-    """Both back ends at unequal lengths."""
-    cases = ("ragged, one long", "ragged, moderate", "ragged, 2K to 16K")
-    found = {
-        (row["case"], row["backend"]): [fraction(float(row[name])) for name in ("read_fraction", "relative")]
-        for row in rows(f"{gpu}_shapes.csv")
-        if row["case"] in cases
-    }
-    body = [[SHAPES[case].partition(" (")[0], *found[case, "cuda"], *found[case, "tilelang"]] for case in cases]
-    return table(["int4", "CUDA", "to equal lengths", "TileLang", "to equal lengths"], body)
+        rows = [found.get((gpu, backend, case)) for gpu in ("h200", "h100") for backend in ("cuda", "tilelang")]
+        slower = f"{float(rows[0].default_us) / rows[0].us:.2f}"
+        body.append([title, *("–" if row is None else timed(row) for row in rows), slower])
+    return table(["cache", "H200, CUDA", "H200, TileLang", "H100, CUDA", "H100, TileLang", "CUDA's default over it"], body)
 
 
 def plans() -> str:
     """The cost of a plan."""
-    found = {(r["kernel"], r["workload"]): r["us"] for r in rows("h200_plan.csv")}
+    found = frame("h200_plan.csv").set_index(["kernel", "batch"]).us
     titles = {"plan": "computing the plan, once for all layers", "advance": "advancing the lengths, once for all layers"}
-    batches = ("batch 8", "batch 128", "batch 1024")
-    body = [[title, *(f"{float(found[kernel, batch]):.1f}" for batch in batches)] for kernel, title in titles.items()]
-    return table(["µs", *(batch.replace("batch ", "") + " sequences" for batch in batches)], body)
+    batches = (8, 128, 1024)
+    body = [[title, *(f"{found[kernel, batch]:.1f}" for batch in batches)] for kernel, title in titles.items()]
+    return table(["µs", *(f"{batch} sequences" for batch in batches)], body)
 
 
 def cpu() -> str:
     """The CPU's kernels beside torch and ONNX Runtime: ms, and for ours the read fraction."""
-    found, onnx = rows("cpu_llama31.csv"), rows("cpu_onnxruntime.csv")
-    body = []
-    for workload in ((1, 4096), (1, 32768)):
-        here = at(found, workload)
-        ours = {r["spec"]: f"**{float(r['us']) / 1000:.2f}** ({float(r['read_fraction']):.2f})" for r in here if r["provider"] == "kvgen"}
-        torch = min(float(r["us"]) for r in here if r["provider"] == "torch")
-        theirs = {r["backend"]: float(r["us"]) for r in at(onnx, workload)}
-        others = (torch, theirs["gqa-int8"], theirs["gqa-int4"])
-        formats = (ours[f"llama31-8b-kv{bits}"] for bits in (8, 4, 2))
-        body.append([f"{workload[0]} × {workload[1]}", *formats, *(f"{time / 1000:.2f}" for time in others)])
+    found, body = attend("cpu_attend.csv"), []
+    for batch, tokens in ((1, 4096), (1, 32768)):
+        here = found.loc[[(batch, tokens)]]
+        ours = [fastest(here, provider="kvgen", spec=f"llama31-8b-kv{bits}") for bits in (8, 4, 2)]
+        onnx = [fastest(here, backend=name) for name in ("gqa-int8", "gqa-int4")]
+        others = [fastest(here, provider="torch"), *onnx]
+        told = [f"**{row.us / 1000:.2f}** ({row.read_fraction:.2f})" for row in ours]
+        body.append([size(batch, tokens), *told, *(f"{row.us / 1000:.2f}" for row in others)])
     return table(["batch × kv_len", "int8", "int4", "int2", "fastest torch SDPA", "ONNX Runtime, int8", "ONNX Runtime, int4"], body)
 
 
-def dots() -> str:
-    """The CPUs' products in floating point and in integers, in ms of one thread's processor time, by the size of the cache's pages."""
-    times = {(r["device"], r["pages"], r["spec"], r["kv_len"], r["dot"]): float(r["cpu_us"]) / 1000 for r in rows("cpu_dot.csv")}
-    columns = sorted({(device, size) for device, size, *_ in times}, key=lambda column: (column[0], column[1] == "2 MB"))
+def steps() -> list[pd.DataFrame]:
+    """Decode steps of a model with a time, by case: the loop over 16 bits begins one, which counts if that loop has a time."""
+    found = frame("h200_generate.csv")
+    cases = [case for _, case in found.groupby((found.loop == "graph16").cumsum()) if pd.notna(case.ms.iloc[0])]
+    return [case[case.ms.notna()] for case in cases]
 
-    def cell(column: tuple[str, str], spec: str, length: str) -> str:
-        floating, integers = (times.get((*column, spec, length, dot)) for dot in ("fp32", "int16"))
-        return f"{floating:.2f} → {integers:.2f} ({floating / integers:.2f})" if floating and integers else "–"
 
-    body = [
-        [f"int{bits}, 1 × {length}", *(cell(column, f"llama31-8b-kv{bits}", length) for column in columns)]
-        for bits in (8, 4, 2)
-        for length in ("4096", "32768")
-    ]
-    return table(["cache", *(f"{device}, pages of {size}" if size else device for device, size in columns)], body)
+def generate() -> str:
+    """Steps of a decoding model, and where their time goes."""
+    body = []
+    for case in steps():
+        baseline = case.tokens_per_second.iloc[0]
+        for row in case.sort_values("loop", key=lambda loops: loops.map(list(CACHES).index), kind="stable").itertuples():
+            spent = [f"{float(ms):.2f}" if ms != "" else "–" for ms in (row.attention_ms, row.weights_ms, row.rest_ms, row.bytes_ms)]
+            rate = row.tokens_per_second
+            told = [f"{row.ms:.2f}", f"{float(rate):.0f}", f"{float(rate) / float(baseline):.2f}"]
+            body.append([size(row.batch, row.tokens), CACHES[row.loop], *told, *spent])
+    return table(
+        ["batch × tokens", "cache", "step", "tokens per second", "times 16 bits", "attention", "weights", "rest", "read once"], body
+    )
+
+
+def generate_summary() -> str:
+    """What int4 gains over 16 bits, in a sentence: each case, the last one with the largest batches."""
+    told = []
+    for case in steps():
+        baseline, best = case.iloc[0], case[case.loop == "int4"].sort_values("batch").iloc[-1]
+        gain = f"{float(best.tokens_per_second) / float(baseline.tokens_per_second):.2f} times"
+        told.append(gain + (f" ({size(baseline.batch, baseline.tokens)})" if best.batch == baseline.batch else ""))
+    text = (
+        f"In a whole model of Llama-3.1-8B's shape ({baseline.device}, {baseline.date}, `benchmarks/gpu_generate.py`), with every"
+        " decode step in one CUDA graph, a cache of 4 bits generates"
+        f" {' and '.join(told[:-1])} as many tokens per second as one of 16 bits with torch's fastest attention kernel. With as many"
+        f" sequences of {baseline.tokens} tokens as fit into memory ({best.batch} in place of {baseline.batch}), it is {told[-1]}"
+        " ([docs/integrations.md](docs/integrations.md#speed))."
+    )
+    return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False) + "\n"
 
 
 def sizes() -> str:
@@ -221,9 +225,9 @@ def sizes() -> str:
 
     body = []
     for name, spec in presets().items():
-        size, kept = token_bytes(spec, LLAMA_LAYERS), spec.cache.unpacked
+        taken, kept = token_bytes(spec, LLAMA_LAYERS), spec.cache.unpacked
         bits = [f"{bits_per_element(spec):.3f}", f"{bits_at(spec, 32768):.3f}"]
-        body.append([f"`{name}`", *bits, f"{size / 1024:g}", f"{LLAMA_LAYERS * 8 * 128 * 4 / size:.2f}", str(kept)])
+        body.append([f"`{name}`", *bits, f"{taken / 1024:g}", f"{LLAMA_LAYERS * 8 * 128 * 4 / taken:.2f}", str(kept)])
     header = ["preset", "bits per element", "at 32768 tokens", "KiB per token", "times smaller than 16 bits", "tokens kept in 16 bits"]
     return table(header, body)
 
@@ -253,27 +257,16 @@ def accuracy() -> str:
         ]
         for row in sorted(longest(accuracy_rows()[0]), key=lambda row: row.divergence)
     ]
-    header = [
-        "format",
-        "bits",
-        "divergence, 10⁻³ nats",
-        "perplexity, %",
-        "same top token, %",
-        "normal: L2",
-        "structured: L2",
-        "weights L1",
-    ]
-    return table([*header, "attention at 8 × 32768, µs"], body)
+    costs = ["format", "bits", "divergence, 10⁻³ nats", "perplexity, %", "same top token, %", "normal: L2", "structured: L2", "weights L1"]
+    return table([*costs, "attention at 8 × 32768, µs"], body)
 
 
 def orders() -> str:
     """The papers' orders."""
     from kvgen.accuracy.orders import orders as judged
 
-    return table(
-        ["claim", "measured (divergence in 10⁻³ nats)", "result"],
-        [[one.claim, one.measured, one.result] for one in judged(accuracy_rows()[0])],
-    )
+    header = ["claim", "measured (divergence in 10⁻³ nats)", "result"]
+    return table(header, [[one.claim, one.measured, one.result] for one in judged(accuracy_rows()[0])])
 
 
 def accuracy_source() -> str:
@@ -291,16 +284,66 @@ def accuracy_source() -> str:
     return textwrap.fill(text, WIDTH) + "\n"
 
 
+def matrix_speed(call: str) -> str:
+    """A call of the operations on a matrix: the paper's kernels and kvgen's as fractions of a copy's speed."""
+    found = frame("h200_int8.csv")
+    found = found[(found.call == call) & found.variant.isin(VARIANTS)]
+    body = []
+    for (tokens, channels), here in found.groupby(["tokens", "channels"], sort=False):
+        rows = here.set_index("variant").loc[list(VARIANTS)]
+        times = [figure(rows.loc["kvgen", column]) for column in ("us", "roofline_us")]
+        body.append([size(tokens, channels), *map(fraction, rows.fraction), *times])
+    return table([f"{call}, tokens × channels", *VARIANTS, "kvgen, µs", "copy, µs"], body)
+
+
+def matrix_bandwidth() -> str:
+    """Bandwidths at the largest shape, by what is read and written."""
+    found = frame("h200_int8.csv")
+    found = found[(found["shape"] == "realistic very large") & (found.variant == "kvgen")].set_index("call")
+    read, codes, back = (found.loc[call] for call in ("scales", "quantize", "dequantize"))
+    kinds = [
+        ("pure read (the roofline of `scales`)", "nothing is written", read, "roofline_us"),
+        ("`quantize`", "4", codes, "us"),
+        ("`dequantize`", "1/4", back, "us"),
+        ("copy", "1", codes, "roofline_us"),
+    ]
+    body = [[title, ratio, f"{row['nbytes'] / row[column] / 1e6:.2f}"] for title, ratio, row, column in kinds]
+    return table(["131072 × 8192", "bytes read for each byte written", "TB/s"], body)
+
+
+def matrix_paper() -> str:
+    """What the text of the INT8 paper gives, beside the same on an H200."""
+    from kvgen.bench import int8_paper
+
+    found = frame("h200_int8.csv").set_index(["shape", "call", "variant"]).us / 1e3
+    realistic, paper_shape = [name for name, *_ in int8_paper.SHAPES if name.startswith("realistic")], "131072x8192"
+    at = {name: size(tokens, channels) for name, tokens, channels in int8_paper.SHAPES}
+    largest = realistic[-1]
+    single = next(name for name in reversed(realistic) if (name, "quantize", "kvgen, 1 thread") in found.index)
+    ours, spans, factors = [], [], []
+    for call in ("quantize", "dequantize"):
+        times = [found[name, call, variant] for name in realistic for variant in VARIANTS[:4]]
+        ours.append(f"{call} {found[largest, call, 'vectorized']:.2f} ms")
+        spans.append(f"{call} {min(times):.2f} to {max(times):.2f} ms")
+        factors.append(f"{call} {found[single, call, 'kvgen, 1 thread'] / found[single, call, 'vectorized']:.0f}")
+    low, high = int8_paper.REALISTIC_MS
+    body = [
+        [f"the vectorized kernel at {at[largest]}", f"{int8_paper.vectorized_ms(paper_shape):.1f} ms", ", ".join(ours)],
+        ["the paper's four kernels over its realistic shapes (from 131072 × 1024 up)", f"{low:g} to {high:g} ms", ", ".join(spans)],
+        [
+            "time of one CPU thread over that of the vectorized kernel (the larger shape was cut off here)",
+            f"{int8_paper.SPEEDUP[paper_shape]:.0f} at {at[largest]}",
+            f"at {at[single]}: {', '.join(factors)}",
+        ],
+    ]
+    return table(["", "the paper: Tesla T4, Xeon Gold 6148", "NVIDIA H200, its host's Xeon"], body)
+
+
 TABLES: dict[str, Callable[[], str]] = {
-    "serving": serving, "summary": summary, "flashinfer": flashinfer, "shapes": shapes, "formats": formats, "builds": builds,
-    "ragged": ragged, "formats-h100": lambda: formats("h100"), "builds-h100": lambda: builds("h100"), "ragged-h100": lambda: ragged("h100"),
-    "plans": plans, "generate": generate_table.generate, "generate-summary": generate_table.summary, "cpu": cpu, "dots": dots,
-    "preset-sizes": sizes, "accuracy": accuracy, "orders": orders, "accuracy-source": accuracy_source,
-    "matrix-quantize": lambda: matrix_tables.speed("quantize"), "matrix-dequantize": lambda: matrix_tables.speed("dequantize"),
-    "matrix-bandwidth": matrix_tables.bandwidth, "matrix-paper": matrix_tables.paper,
-    "regrets": plane_tables.regrets, "traffic": plane_tables.traffic, "regrets-h100": plane_tables.transferred,
-    "traffic-h100": plane_tables.traffic_of_transferred, "regrets-builds": plane_tables.regrets_of_builds,
-    "untuned": plane_tables.untuned, "of-defaults": plane_tables.of_defaults,
+    "serving": serving, "summary": summary, "shapes": shapes, "plans": plans, "cpu": cpu, "generate": generate,
+    "generate-summary": generate_summary, "preset-sizes": sizes, "accuracy": accuracy, "orders": orders, "accuracy-source": accuracy_source,
+    "matrix-quantize": lambda: matrix_speed("quantize"), "matrix-dequantize": lambda: matrix_speed("dequantize"),
+    "matrix-bandwidth": matrix_bandwidth, "matrix-paper": matrix_paper,
 }  # fmt: skip
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 CPU_COLD_FACTOR, CPU_COLD_MOST = 8, 512 << 20
 CUDA_COLD_FACTOR = 24
-"""With 3 to 20 times the L2 some kernels find a part of their inputs there (docs/decisions/0047)."""
+"""With 3 to 20 times the L2 some kernels find a part of their inputs there (docs/design.md)."""
 
 
 def fingerprint(target: Target, index: int = 0) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from kvgen.toolchain.compilers import cpu_name
 from tests.mutants.emulated_lives import CASES, PACKED, Wrong, live
 from tests.mutants.fault import Fault, planted
 from tests.mutants.plant import ROOT
-from tests.mutants.run import chosen, report, row_of
+from tests.mutants.run import chosen, report, row_of, text_of
 
 PACKING = ("pack/", "host/args.cuh", "format/places.cuh")
 PLANNING = ("schedule/plan_kernel.cuh", "schedule/plan.hpp", "schedule/row.hpp", "schedule/divisor.hpp")
@@ -131,7 +131,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     result = report("emulator", cpu_name(), rows)
     result["planted"] = len(reached)
     if args.out:
-        args.out.write_text(json.dumps(result, indent=1) + "\n")
+        args.out.write_text(text_of(result))
     print(f"{result['caught']} of {len(reached)} faults caught, {len(rows) - len(reached)} not reached")
     return 3 if any(found["kind"] in ("broken", "compile_error") for found in rows) else int(result["caught"] < len(reached))
 

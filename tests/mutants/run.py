@@ -123,6 +123,13 @@ def chosen(suite: str, only: Sequence[str], skip: Sequence[str] = ()) -> list[Fa
     return [fault for fault in wanted if not fault.name.startswith(tuple(skip))]
 
 
+def text_of(result: dict[str, Any]) -> str:
+    """A result as JSON with a line for each fault."""
+    facts = json.dumps({name: value for name, value in result.items() if name != "faults"})
+    faults = ",\n".join(map(json.dumps, result["faults"]))
+    return f'{facts[:-1]}, "faults": [\n{faults}\n]}}\n'
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a suite; the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants.run", description=__doc__)
@@ -170,7 +177,7 @@ def run(suite: Suite, judges: Judges, args: argparse.Namespace) -> int:
     result = report(args.suite, where, rows)
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps(result, indent=1) + "\n")
+        args.out.write_text(text_of(result))
     print(f"{result['caught']} of {result['planted']} faults caught")
     return 3 if broken else 0 if result["caught"] == result["planted"] else 1
 

@@ -293,7 +293,7 @@ class Traits:
 
     @property
     def wave_bytes(self) -> int:
-        """Bytes that a multiprocessor could read while the CTAs of a wave start and end (docs/decisions/0034)."""
+        """Bytes that a multiprocessor could read while the CTAs of a wave start and end (docs/design.md)."""
         return 256 * 1024
 
     @property

@@ -9,6 +9,7 @@ over K and V that are not quantized. The last three formats are also run with `e
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +18,6 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from benchmarks.command import parser
 from benchmarks.gpu_words import spec_of, workload_of
 from kvgen.lower.backends import get_backend
 from kvgen.lower.schedule import Params, Schedule
@@ -78,7 +78,7 @@ DATA = {"normal": normal, "structured, scores up to 60": structured, "structured
 
 def main() -> None:
     """Print the table."""
-    command = parser(__doc__)
+    command = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [one.words for one in FORMATS]
     command.add_argument("formats", nargs="*", metavar="FORMAT", help=", ".join(names))
     asked = command.parse_args().formats

@@ -47,7 +47,7 @@ def test_a_covering_set_compiles_without_spills(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("case", "complemented"), [(KERNEL_CASES[1], True), (KernelCase("k8v8:vchannel", backend="tilelang"), False)])
 def test_one_instruction_masks_and_complements_the_codes_of_v(case: KernelCase, complemented: bool) -> None:
-    """Written out in C it takes two, a tenth of the instructions of the loop (docs/decisions/0003)."""
+    """Written out in C it takes two, a tenth of the instructions of the loop (docs/design.md)."""
     text = case.source().text
     assert ("kvgen::ptx::not_and_or(" in text) == complemented
     assert "(~words[" not in text

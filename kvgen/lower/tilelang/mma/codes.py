@@ -4,7 +4,7 @@ saves an instruction per word; sums of rows are separated afterwards, once. Elem
 
 V's codes may be *complemented* in the first eight tokens of every run of 16: these are read as -(top code - code), by the instruction
 that masks them. Sums of products then stay near zero however many tokens are summed, and the tensor core, which truncates when it
-accumulates, loses nothing (docs/decisions/0003)."""
+accumulates, loses nothing (docs/design.md)."""
 
 from __future__ import annotations
 

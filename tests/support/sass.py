@@ -1,4 +1,4 @@
-"""Machine code of compiled modules (SASS): its listing, its loops, and how many instructions of each kind a loop has."""
+"""Registers and loops of compiled `attend` kernels: machine code (SASS) as cuobjdump lists it, and what a loop over KV tiles executes."""
 
 from __future__ import annotations
 
@@ -8,41 +8,45 @@ import re
 import shutil
 import subprocess
 from bisect import bisect_right
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from kvgen.errors import ToolchainMissing
+from kvgen.toolchain import Artifact
+from kvgen.toolchain.ptxas import short_names
 
-CATEGORIES = (
-    ("mma", r"HMMA|IMMA|QMMA"),
-    ("shared_load", r"LDS|LDSM"),
-    ("shared_store", r"STS"),
-    ("copy", r"LDGSTS|UBLKCP|LDGDEPBAR|SYNCS|CPASYNC"),
-    ("wait", r"DEPBAR|NANOSLEEP"),
-    ("spill", r"LDL|STL"),
-    ("expand", r"LOP3|PRMT|SHF"),
-    ("half", r"HADD2|HMUL2|HFMA2|HSETP2|HMNMX2|VHMNMX"),
-    ("convert", r"F2FP|F2F|I2F|F2I|I2FP"),
-    ("float", r"FFMA|FMUL|FADD|FMNMX"),
-    ("exp", r"MUFU"),
-    ("exchange", r"SHFL|MOVM"),
-    ("sync", r"BAR|WARPSYNC|VOTE|VOTEU|BSSY|BSYNC|BREAK|ERRBAR|MEMBAR|FENCE|ELECT|NOP"),
-    ("address", r"IMAD|IADD3|LEA|VIADD|IADD|ISCADD|IABS|IMNMX|VIMNMX|LDG|LDC"),
-    ("move", r"MOV|SEL|FSEL|R2UR|S2R|S2UR|CS2R|R2P|P2R|UMOV"),
-    ("branch", r"BRA|JMP|CALL|RET|EXIT|ISETP|FSETP|PLOP3|BRX"),
-    ("uniform", r"U[A-Z0-9]+"),
-)
-"""Kinds of instructions by opcode; the first that fits counts."""
-HALF_RATE = re.compile(
-    r"(LOP3|PRMT|SHF|IADD3|VIADD|IADD|LEA|SEL|FSEL|ISETP|FSETP|PLOP3|FMNMX|IMNMX|VIMNMX|MOV|HSETP2|HMNMX2|VHMNMX|F2FP|I2FP|VOTE|P2R|R2P)$"
-)
-"""Opcodes of the ALU pipe, which takes a warp's instruction every second cycle; also F2FP, which has that rate."""
-RARE = ("exp", "exchange")
-"""Categories that mark code of a loop as rare where an iteration may skip it; ENDCOLLECTIVE does too, for lanes that diverged."""
+MMA = ("HMMA", "IMMA", "QMMA")
+RARE = ("MUFU", "SHFL", "MOVM", "ENDCOLLECTIVE")
+"""Opcodes of code that an iteration may skip and runs rarely: exponentials, exchanges between lanes, lanes that diverged."""
+SUBTILE = 32
+"""Tokens of a sub-tile, which loops are counted for."""
+INSTALL = "install the CUDA toolkit, or nvidia-cuda-cuobjdump and nvidia-cuda-nvdisasm"
 _LISTED = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(\S[^;]*?)\s*;")
-_MOVE = re.compile(r"(IMAD\.MOV\S*|IMAD\.U32|IMAD\.SHL\S*|HFMA2\.MMA)\b.*\bRZ\b")
+
+
+@dataclass(frozen=True)
+class AttendKernel:
+    """One kernel: registers, spilled bytes, and instructions of its loop per sub-tile."""
+
+    name: str
+    """`attend_static`, with `_append` where it appends new tokens."""
+    registers: int
+    spill_bytes: int
+    loop: float
+
+
+def attend_kernels(artifact: Artifact, kv_tile: int) -> list[AttendKernel]:
+    """The `attend` kernels of a module, ordered by name. Raises ToolchainMissing without cuobjdump and nvdisasm."""
+    functions = disassemble(artifact.path)
+    named = dict(zip(short_names(list(functions)), functions.values(), strict=True))
+    kernels = []
+    for name in sorted(named):
+        if name.startswith("attend"):
+            used = artifact.resources.kernels[name]
+            short = name.partition("<")[0] + ("_append" if name.endswith("true>") else "")
+            kernels.append(AttendKernel(short, used.registers, used.spill_bytes, len(hot_loop(named[name])) * SUBTILE / kv_tile))
+    return kernels
 
 
 @dataclass(frozen=True)
@@ -73,22 +77,12 @@ class Instruction:
     @property
     def rare(self) -> bool:
         """Whether code that has it, and that an iteration may skip, runs rarely."""
-        return self.category in RARE or self.opcode == "ENDCOLLECTIVE"
-
-    @property
-    def category(self) -> str:
-        """One of CATEGORIES, or `other`."""
-        if _MOVE.search(self.text):
-            return "move"
-        return next((name for name, opcodes in CATEGORIES if re.fullmatch(opcodes, self.opcode)), "other")
+        return self.opcode in RARE
 
 
 def disassemble(module: Path) -> dict[str, list[Instruction]]:
     """Instructions of every kernel of a module, by mangled name. Raises ToolchainMissing without cuobjdump."""
     return parse(subprocess.run([find_cuobjdump(), "-sass", str(module)], capture_output=True, text=True, check=True).stdout)
-
-
-INSTALL = "install the CUDA toolkit, or nvidia-cuda-cuobjdump and nvidia-cuda-nvdisasm"
 
 
 def find_cuobjdump() -> str:
@@ -121,7 +115,7 @@ def hot_loop(code: Sequence[Instruction]) -> list[Instruction]:
     """
     graph = _Blocks(code)
     loops = [(head, graph.loop(head, latch), latch) for latch, heads in graph.next.items() for head in heads if head <= latch]
-    mma = {id(body): sum(i.category == "mma" for block in body for i in graph.code[block]) for _, body, _ in loops}
+    mma = {id(body): sum(i.opcode in MMA for block in body for i in graph.code[block]) for _, body, _ in loops}
     inner = [
         (head, body, latch) for head, body, latch in loops
         if mma[id(body)] and not any(other < body and mma[id(other)] for _, other, _ in loops)
@@ -133,14 +127,6 @@ def hot_loop(code: Sequence[Instruction]) -> list[Instruction]:
     rare = {block for part in graph.parts(skipped) if any(i.rare for b in part for i in graph.code[b]) for block in part}
     hot = sorted(body - rare)
     return [instruction for block in hot for instruction in graph.code[block]]
-
-
-def count(instructions: Iterable[Instruction]) -> Mapping[str, int]:
-    """How many instructions of each category there are, all of them, and those of half rate."""
-    instructions = list(instructions)
-    found = Counter(i.category for i in instructions)
-    half_rate = sum(bool(HALF_RATE.match(i.opcode)) for i in instructions)
-    return {"all": len(instructions), **{name: found[name] for name, _ in CATEGORIES}, "other": found["other"], "half_rate": half_rate}
 
 
 class _Blocks:
