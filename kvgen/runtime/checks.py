@@ -89,8 +89,8 @@ def plain(name: str, x: Any) -> None:
         raise ValueError(f"{name} must be a dense strided tensor, not a {kind} one")
     if not in_memory(x):
         raise ValueError(
-            f"{name} has no memory that a kernel could access: it is a fake, zero, functionalized or meta tensor, a wrapper ({type(x).__name__}), "
-            "one inside torch.func, or its storage is empty"
+            f"{name} has no memory that a kernel could access: it is a fake, zero, functionalized or meta tensor, a wrapper "
+            f"({type(x).__name__}), one inside torch.func, or its storage is empty"
         )
     if x.is_neg() or x.is_conj():
         raise ValueError(f"{name} is a view that negates or conjugates on reading: give {name.rpartition(' ')[2]}.resolve_neg() instead")
