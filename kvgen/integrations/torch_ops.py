@@ -29,6 +29,8 @@ _overflows: WeakKeyDictionary[CallOrder, OverflowFlag] = WeakKeyDictionary()
 _arguments: dict[str, Arguments] = {}
 """Checks of this process's Attention modules, by the path of their library."""
 
+_NAMES = ("q", "k_new", "v_new", "packed", "k_residual", "v_residual", "lengths", "block_table", "workspace", "sinks")
+
 
 def _module(path: str) -> Module:
     found = _modules.get(path)
@@ -95,6 +97,10 @@ def _run(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Both operators: `decode` where there is `new` K and V, else `attend`. `tensors` are the cache's, without the reserved one."""
     cache = (*tensors, None)
+    given = dict(zip(_NAMES, (q, *(new or (None, None)), *tensors, workspace, sinks), strict=True))
+    for name, x in given.items():
+        if x is not None:
+            checks.plain(name, x)
     with _in_order(tensors[0]) as flag:
         try:
             out, lse = _outputs(q)
@@ -204,6 +210,7 @@ class Attention(torch.nn.Module):
         super().__init__()
         if not isinstance(kernel, Calls):
             raise TypeError(f"kernel must be a kernel, which get_kernel returns, not {type(kernel).__name__}")
+        checks.eager()
         launch = kernel.launch_at_capacity(cache, checks.whole("q_len", q_len, 1))
         if cache.sequences.shared:
             raise ValueError(SHARED.format(call="Attention", way="a cache of its own for each Attention"))

@@ -125,6 +125,7 @@ def _page_table(size: CacheSize, need: int, table: torch.Tensor | None, device: 
         if pages < batch * need:
             raise ValueError(f"{batch} sequences of {need} pages need {batch * need} pages, not {pages}")
         return table, pages
+    checks.plain("block_table", table)
     if table.dtype != torch.int32 or table.dim() != 2 or table.shape[0] != batch or table.shape[1] < need:
         raise ValueError(f"block_table must be int32 [{batch}, {need} or more], not {table.dtype} {list(table.shape)}")
     if pages is None:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from kvgen.runtime.extend import Call
     from kvgen.spec import KernelSpec
 
+_dispatch_modes, _function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
+_Tensor = torch.Tensor
 _layouts: dict[str, tuple[KernelSpec, PackedLayout]] = {}
 """The layouts of this process's kernels by their id in caches, to name a cache's format in an error."""
 New = tuple[torch.Tensor, torch.Tensor]
@@ -29,7 +31,7 @@ New = tuple[torch.Tensor, torch.Tensor]
 class Arguments:
     """Checks tensors against a spec and a layout; each check raises TypeError, ValueError or CacheMismatch in one sentence."""
 
-    __slots__ = ("_heads", "_kv_tail", "_layout_id", "_most_scale", "_q_tail", "_sinks", "_softcap", "_spec", "dtype", "scale")
+    __slots__ = ("_heads", "_kv_tail", "_layout_id", "_most_scale", "_q_tail", "_softcap", "_spec", "dtype", "scale", "sinks_needed")
 
     def __init__(self, spec: KernelSpec, layout: PackedLayout) -> None:
         self._spec = spec
@@ -42,7 +44,7 @@ class Arguments:
         self._q_tail = (attention.q_heads, attention.head_dim)
         self._kv_tail = (attention.kv_heads, attention.head_dim)
         self._softcap = attention.softcap
-        self._sinks = attention.sinks
+        self.sinks_needed = attention.sinks
         self._most_scale = checks.most_scale(attention.softcap)
 
     def cache(self, cache: Any) -> None:
@@ -56,26 +58,31 @@ class Arguments:
             )
 
     def query(self, q: torch.Tensor, cache: KVCache) -> int:
-        """The query tokens of a call, after checking query and cache. Caches of several layouts may share sequences and workspaces."""
+        """The query tokens of a call, after checking query and cache. Caches of several layouts may share sequences and workspaces.
+
+        A module checks dtype and device.
+        """
         try:
             shape, sequences = q.shape, cache.sequences
-            right = q.dtype == self.dtype and len(shape) == 4 and shape[0] == sequences.batch and shape[2:] == self._q_tail
-            right = right and q.device == cache.device and cache.layout_id == self._layout_id
-        except AttributeError:
+            right = type(q) is _Tensor and q.data_ptr() and not q.is_neg()
+            right = right and len(shape) == 4 and type(shape[1]) is int  # torch.jit.trace makes a tensor of it
+            right = right and shape[0] == sequences.batch and shape[2:] == self._q_tail and cache.layout_id == self._layout_id
+        except (AttributeError, RuntimeError):  # what is no tensor, and tensors without a shape or an address
             right, shape = False, torch.Size()
         if not right:
             self.cache(cache)
+            checks.eager()
+            shape = q.shape if isinstance(q, _Tensor) and not q.is_nested else shape
             checks.tensor("q", q, (cache.batch, shape[1] if len(shape) == 4 else 1, *self._q_tail), self.dtype, cache.device)
         return shape[1]
 
     def new(self, new: New, tokens: int, cache: KVCache) -> None:
-        """K and V of a call with as many query tokens. A module checks their devices."""
+        """K and V of a call with as many query tokens: their memory. A module checks shapes, dtypes and devices."""
         k, v = new
         try:
-            shape = (cache.sequences.batch, tokens, *self._kv_tail)
-            if k.shape == shape and v.shape == shape and k.dtype == self.dtype and v.dtype == self.dtype:
+            if type(k) is type(v) is _Tensor and k.data_ptr() and v.data_ptr() and not (k.is_neg() or v.is_neg()):
                 return
-        except AttributeError:
+        except RuntimeError:  # a tensor without an address
             pass
         self._new(new, tokens, cache.batch, cache.device)
 
@@ -83,7 +90,8 @@ class Arguments:
         self, cache: KVCache, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor | Sequence[int] | None, *, finite: bool
     ) -> tuple[int, torch.Tensor, int, bool]:
         """The tokens of a `prefill`, and its new lengths as `checks.lengths` gives them. `finite` waits for the device."""
-        tokens = k.shape[1] if isinstance(k, torch.Tensor) and k.dim() == 4 else 0
+        checks.plain("k", k)
+        tokens = k.shape[1] if k.dim() == 4 else 0
         shape = (cache.batch, tokens, *self._kv_tail)
         checks.tensor("k", k, shape, self.dtype, cache.device)
         checks.tensor("v", v, shape, self.dtype, cache.device)
@@ -94,15 +102,21 @@ class Arguments:
     def outputs(
         self, q: torch.Tensor, cache: KVCache, out: torch.Tensor | None, lse: torch.Tensor | bool | None, scale: float | None
     ) -> tuple[torch.Tensor, torch.Tensor | None, float]:
-        """The outputs of a call, checked or allocated, and its scale. The module checks the rest of `out`."""
+        """The outputs of a call, checked or allocated, and its scale. The module checks the rest of `out`.
+
+        What torch allocates, and the modes of torch, show whether it computes or records.
+        """
+        given = out is not None
         if out is None:
             out = torch.empty(q.shape, dtype=self.dtype, device=cache.device)
-        else:
-            try:
-                unwritable = out.requires_grad or out.is_neg()
-            except AttributeError:
-                unwritable = True
-            if unwritable:
+        try:
+            right = type(out) is _Tensor and out.data_ptr() and not (_dispatch_modes() or _function_modes())
+            right = right and not (given and (out.requires_grad or out.is_neg()))
+        except (AttributeError, RuntimeError):
+            right = False
+        if not right:
+            checks.eager()
+            if given:
                 checks.output("out", out, q.shape, self.dtype, q.device)
         if scale is None:
             scale = self.scale
@@ -112,11 +126,11 @@ class Arguments:
 
     def sinks(self, sinks: torch.Tensor | None, cache: KVCache) -> None:
         """The learned sinks of a call, float32 [q_heads], given exactly where the spec has them. Raises TypeError or ValueError."""
-        if sinks is None and self._sinks:
+        if sinks is None and self.sinks_needed:
             raise ValueError("this format has learned sinks (attention.sinks): give sinks=, float32 [q_heads]")
         if sinks is None:
             return
-        if not self._sinks:
+        if not self.sinks_needed:
             raise ValueError("sinks= was given, and this format has no learned sinks (attention.sinks)")
         checks.tensor("sinks", sinks, (self._heads,), torch.float32, cache.device)
         if not sinks.is_contiguous():
@@ -129,6 +143,7 @@ class Arguments:
 
     def inputs(self, q: torch.Tensor, new: New | None, batch: int, device: torch.device) -> None:
         """Check query, K and V of a call over a cache of `batch` sequences."""
+        checks.plain("q", q)
         tokens = q.shape[1] if q.dim() == 4 else 1
         checks.tensor("q", q, (batch, tokens, *self._q_tail), self.dtype, device)
         if new is not None:

@@ -76,6 +76,7 @@ class Calls:
         sizes nor `like` are given and where `like` is no cache, CacheMismatch where blocks or pages of `like` hold another number of
         tokens, MemoryError where the system refuses the memory of a cache on the CPU.
         """
+        checks.eager()
         if like is not None:
             if any(given is not None for given in (batch, max_len, device, block_table, pages)):
                 raise TypeError("new_cache(like=...) takes everything else from the other cache")
@@ -100,6 +101,7 @@ class Calls:
         Raises CacheMismatch for a cache of another layout, and while a graph is captured, which would zero it at every replay.
         """
         self._arguments.cache(cache)
+        checks.eager()
         for launch in self._distinct:
             launch.workspace(cache)
 
@@ -132,6 +134,7 @@ class Calls:
         not finite, and where lengths that several caches share would advance.
         """
         self._arguments.cache(cache)
+        checks.eager()
         tokens, new, longest, uniform = self._arguments.filling(cache, k, v, lengths, finite=check_finite)
         sequences = cache.sequences
         if advance and sequences.shared:
@@ -174,6 +177,7 @@ class Calls:
         which is extend attention and takes no plan, and on numbers below 0.
         """
         self._arguments.cache(cache)
+        checks.eager()
         q_len = checks.whole("q_len", q_len, 1)
         if q_len > self._most_q:
             raise ValueError(_no_plan(q_len, self._most_q, append=append))
@@ -258,6 +262,10 @@ class Calls:
         Raises CacheMismatch for a cache of another layout.
         """
         self._arguments.cache(cache)
+        checks.eager()
+        for name, given in (("k", k), ("v", v)):
+            if given is not None:
+                checks.plain(name, given)
         sequences, attention = cache.sequences, self.spec.attention
         with sequences.call_order.lock:
             if cache.gpu is not None:
@@ -286,13 +294,15 @@ class Calls:
         advance: bool = True,
     ) -> Any:
         """`decode`, or `attend` where there is no new K and V."""
-        tokens = self._arguments.query(q, cache)
+        arguments = self._arguments
+        tokens = arguments.query(q, cache)
         if plan is not None and not isinstance(plan, Plan):
             raise TypeError(f"plan must be a Plan, which kernel.plan returns, not {type(plan).__name__}")
         if new is not None:
-            self._arguments.new(new, tokens, cache)
-        out, lse, scale = self._arguments.outputs(q, cache, out, lse, scale)
-        self._arguments.sinks(sinks, cache)
+            arguments.new(new, tokens, cache)
+        out, lse, scale = arguments.outputs(q, cache, out, lse, scale)
+        if sinks is not None or arguments.sinks_needed:
+            arguments.sinks(sinks, cache)
         appended = 0 if new is None else tokens
         advance = advance and plan is None and appended > 0
         launch = self._only or self._launch(cache, cache.bound + appended, tokens, plan)
@@ -316,13 +326,13 @@ class Calls:
 
                 limits, attention = (bound or 1, sequences.max_len, sequences.overflow.address), self.spec.attention
                 call = extend.Call(q, new, out, lse, sinks, scale, *limits, attention.softcap, attention.window, advance)
-                self._arguments.extend(call, cache)
+                arguments.extend(call, cache)
                 extend.run(launch.module, cache.tensors, call)
             else:
                 try:
                     launch.run(q, new, cache, out, lse, sinks, workspace, scale, bound or 1, plan, advance=advance)
                 except Exception:
-                    self._arguments.tensors(q, new, cache, out)  # names the argument, which the module cannot
+                    arguments.tensors(q, new, cache, out)  # names the argument, which the module cannot
                     raise
             if advance:
                 sequences.appended(bound)

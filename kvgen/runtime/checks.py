@@ -49,18 +49,64 @@ def usable_device(device: torch.device | str | int) -> torch.device:
     return torch.device("cuda", index)
 
 
-def tensor(name: str, x: Any, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
-    """Raises TypeError unless `x` is a torch tensor, ValueError unless it has this shape, dtype and device."""
+def recorded() -> bool:
+    """Whether `torch.jit.trace` or `make_fx` records what torch computes: it would not record a module's call."""
+    proxy = torch._C._TorchDispatchModeKey.PROXY
+    return (
+        torch._C._get_tracing_state() is not None
+        or torch._C._get_dispatch_mode(proxy) is not None
+        or torch._ops._get_dispatch_mode_pre_dispatch(proxy) is not None  # type: ignore[no-untyped-call]
+    )
+
+
+def eager() -> None:
+    """Raises ValueError where torch records calls, or where what it allocates has no memory: a module's call would be lost, or crash."""
+    if recorded() or not in_memory(torch.zeros(1, device="cpu")):
+        raise ValueError(
+            "kernels are called here while torch traces, fakes or transforms (torch.jit.trace, make_fx, FakeTensorMode, torch.func), which "
+            "sees no kernel: use kvgen.integrations.torch_ops.Attention, whose operators torch takes whole"
+        )
+
+
+def in_memory(x: torch.Tensor) -> bool:
+    """Whether the elements of a strided tensor lie at its address. `Arguments` repeats this inline for calls of decode steps."""
+    if type(x) is not torch.Tensor and torch._C._dispatch_keys(x).has(torch._C.DispatchKey.Python):
+        return False  # FakeTensor and other types whose elements Python code makes
+    try:
+        return x.data_ptr() != 0 or x.numel() == 0
+    except RuntimeError:  # a tensor of torch.func, which wraps another one
+        return False
+
+
+def plain(name: str, x: Any) -> None:
+    """Raises TypeError unless `x` is a torch tensor, ValueError unless a module that is given its address, shape and strides reads its
+    elements there.
+    """
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"{name} must be a torch tensor, not {type(x).__module__}.{type(x).__qualname__}")
+    if x.is_nested or x.layout is not torch.strided or x.is_quantized:
+        kind = "nested" if x.is_nested else "quantized" if x.is_quantized else str(x.layout).removeprefix("torch.").lstrip("_")
+        raise ValueError(f"{name} must be a dense strided tensor, not a {kind} one")
+    if not in_memory(x):
+        raise ValueError(
+            f"{name} has no memory that a kernel could access: it is a fake, zero, functionalized or meta tensor, a wrapper "
+            f"({type(x).__name__}), one inside torch.func, or its storage is empty"
+        )
+    if x.is_neg() or x.is_conj():
+        raise ValueError(f"{name} is a view that negates or conjugates on reading: give {name.rpartition(' ')[2]}.resolve_neg() instead")
+
+
+def tensor(name: str, x: Any, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
+    """Raises TypeError unless `x` is a torch tensor, ValueError unless it has this shape, dtype and device, and is `plain`."""
+    if not isinstance(x, torch.Tensor) or x.is_nested:  # a nested tensor has no shape
+        plain(name, x)
     if tuple(x.shape) != tuple(shape):
         raise ValueError(f"{name} must have shape {list(shape)}, not {list(x.shape)}")
     if x.dtype != dtype:
         raise ValueError(f"{name} must be {dtype}, not {x.dtype}")
     if x.device != device:
         raise ValueError(f"{name} is on {x.device}, and the cache on {device}")
-    if x.is_neg() or x.is_conj():
-        raise ValueError(f"{name} is a view that negates or conjugates on reading: give {name}.resolve_neg() instead")
+    plain(name, x)
 
 
 def output(name: str, x: Any, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
@@ -124,6 +170,7 @@ def indices(name: str, given: torch.Tensor) -> None:
 def rows(name: str, given: Any, batch: int) -> torch.Tensor:
     """Numbers of sequences as a tensor of one dimension. Raises TypeError or ValueError; those on a GPU are not looked at."""
     if isinstance(given, torch.Tensor):
+        plain(name, given)
         indices(name, given)
         if given.dim() != 1:
             raise ValueError(f"{name} must have one dimension, not {list(given.shape)}")
@@ -164,6 +211,8 @@ def counts(name: str, given: Any, batch: int, most: int, meaning: str) -> list[i
 
 def _host_numbers(name: str, given: Any) -> list[int]:
     if isinstance(given, torch.Tensor) or hasattr(given, "__array__"):
+        if isinstance(given, torch.Tensor):
+            plain(name, given)
         kind = str(given.dtype).removeprefix("torch.")
         if not kind.startswith(("int", "uint")):
             raise TypeError(f"{name} must be whole numbers, not {kind}")

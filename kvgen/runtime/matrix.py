@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from kvgen.reference.quantize import torch_dtype
+from kvgen.runtime import checks
 from kvgen.runtime.module import MatrixModule, load_as
 from kvgen.spec import MatrixSpec
 
@@ -25,7 +26,7 @@ class MatrixVariant:
 
     def scales(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """max |x| / 127 of every channel, over all tokens."""
-        _require_matrix("scales", "x", x)
+        _require("scales", x=x, out=out)
         out = torch.empty(x.shape[1], dtype=torch.float32, device=x.device) if out is None else out
         self.module.scales(x, out)
         return out
@@ -34,7 +35,7 @@ class MatrixVariant:
         self, x: torch.Tensor, scales: torch.Tensor | None = None, codes: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Codes and scales. Given scales are used as they are, and codes beyond -127 .. 127 clamped; otherwise x is read twice."""
-        _require_matrix("quantize", "x", x)
+        _require("quantize", x=x, scales=scales, codes=codes)
         scales = self.scales(x) if scales is None else scales
         codes = torch.empty(x.shape, dtype=torch.int8, device=x.device) if codes is None else codes
         self.module.quantize(x, scales, codes)
@@ -42,7 +43,7 @@ class MatrixVariant:
 
     def dequantize(self, codes: torch.Tensor, scales: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """codes * scales, rounded to the spec's dtype."""
-        _require_matrix("dequantize", "codes", codes)
+        _require("dequantize", codes=codes, scales=scales, out=out)
         out = torch.empty(codes.shape, dtype=self.dtype, device=codes.device) if out is None else out
         self.module.dequantize(codes, scales, out)
         return out
@@ -53,8 +54,12 @@ def load_matrix(spec: MatrixSpec, path: Path) -> MatrixVariant:
     return MatrixVariant(spec, load_as(path, MatrixModule))
 
 
-def _require_matrix(call: str, name: str, x: torch.Tensor) -> None:
-    if not isinstance(x, torch.Tensor):
-        raise TypeError(f"{call}: {name} must be a tensor, not {type(x).__name__}")
-    if x.ndim != 2:
-        raise ValueError(f"{call}: {name} must be a matrix [tokens, channels], and has {x.ndim} dimensions")
+def _require(call: str, **given: torch.Tensor | None) -> None:
+    """Check the tensors of a call by their names, the first of which is a matrix. The module checks shapes, types and devices."""
+    checks.eager()
+    for i, (name, x) in enumerate(given.items()):
+        if x is None and i:
+            continue
+        checks.plain(f"{call}: {name}", x)
+        if i == 0 and x is not None and x.ndim != 2:
+            raise ValueError(f"{call}: {name} must be a matrix [tokens, channels], and has {x.ndim} dimensions")

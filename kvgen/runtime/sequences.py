@@ -246,6 +246,7 @@ class Sequences:
 
     def length_of(self, index: int) -> int:
         """The length of a sequence; waits for the device, behind the calls so far."""
+        checks.eager()
         with self.call_order.lock:
             if self.gpu is not None:
                 self.call_order.follow(self.gpu)
@@ -259,6 +260,7 @@ class Sequences:
 
         Raises CacheMismatch where the host knows that a length would exceed `max_len`, TypeError or ValueError on wrong numbers.
         """
+        checks.eager()
         counts: torch.Tensor | None = None
         number, uniform = 0, True
         if checks.is_whole(tokens):
@@ -289,6 +291,7 @@ class Sequences:
         Raises ValueError where the spec has no `cache.rollback`, and on numbers on the host that are beyond it; CacheMismatch where an
         earlier crop on a GPU was; TypeError on wrong types.
         """
+        checks.eager()
         if self.least is None:
             raise ValueError("this cache cannot be cropped: its spec has no cache.rollback, the most tokens that may be taken back")
         counts: torch.Tensor | None = None
@@ -331,6 +334,7 @@ class Sequences:
         That an earlier step had no room is still raised, as it may have been another sequence; not after a reset of all sequences by
         numbers on the host, which is `clear`. Raises TypeError or ValueError on wrong numbers.
         """
+        checks.eager()
         rows = checks.rows("rows", rows, self.batch)
         if rows.device.type == "cpu" and set(rows.tolist()) == set(range(self.batch)):
             self.clear()
@@ -358,6 +362,7 @@ class Sequences:
 
         Raises ValueError on wrong numbers, and for paged caches, whose pages belong to the caller.
         """
+        checks.eager()
         if self.block_table is not None:
             raise ValueError(
                 "a paged cache cannot be reordered: lengths and the tokens outside of pages belong to the row. Fill the sequences anew, or "
@@ -387,6 +392,7 @@ class Sequences:
 
     def clear(self) -> None:
         """Forget every token of all sequences, and that the device refused a change of their lengths; memory is kept."""
+        checks.eager()
         with self.call_order.lock:
             if self.gpu is not None:
                 self.call_order.follow(self.gpu)

@@ -50,7 +50,7 @@ def test_a_matrix_kernel_is_tuned_registered_and_fetched(places: Path, modules: 
     assert kernel.variant(60, 128) is kernel.variant(64, 128)
     with pytest.raises(ValueError, match="at least 1"):
         kernel.set_threads(0)
-    with pytest.raises(TypeError, match="x must be a tensor, not list"):
+    with pytest.raises(TypeError, match="x must be a torch tensor, not builtins.list"):
         kernel.quantize([1.0])  # type: ignore[arg-type]
     assert get_matrix_kernel(matrix_spec(shapes=("128x128",))).selection.how == "nearest"
 

@@ -52,6 +52,11 @@ try:
     kernel.new_cache(like=kernel.new_cache(2, 256)).advance(351)
 except kernel.CacheMismatch as error:
     refused = str(error)
+try:
+    kernel.attend(torch._neg_view(-q), cache)
+    raise SystemExit("a negated view was taken")
+except ValueError as error:
+    assert "resolve_neg" in str(error)
 near = float((out - again).abs().max())
 print(json.dumps([cache.lengths.tolist(), worst, near, list(lse.shape), refused, kernel.spec.key.bits, Path(kernel.__file__).parent.name]))
 """

@@ -154,11 +154,8 @@ def test_variants_of_one_layout_share_caches_but_not_workspaces(variant: Variant
     [
         (lambda v, c: v.attend(tokens(1, heads=3), c), r"q must have shape \[2, 1, 4, 32\], not \[2, 1, 3, 32\]"),
         (lambda v, c: v.attend(tokens(1, batch=3, heads=4), c), r"q must have shape \[2, 1, 4, 32\], not \[3, 1, 4, 32\]"),
-        (lambda v, c: v.attend(tokens(1, heads=4).half(), c), r"q must be torch.float32, not torch.float16"),
         (lambda v, c: v.attend(tokens(1, heads=4)[0], c), r"q must have shape"),
         (lambda v, c: v.attend(tokens(1, heads=4).to("meta"), c), r"q is on meta, and the cache on cpu"),
-        (lambda v, c: v.decode(tokens(1, heads=4), tokens(2), tokens(2), c), r"k_new must have shape \[2, 1, 2, 32\], not \[2, 2, 2, 32\]"),
-        (lambda v, c: v.decode(tokens(1, heads=4), tokens(1), tokens(1).double(), c), r"v_new must be torch.float32"),
         (lambda v, c: v.prefill(c, tokens(4), tokens(5)), r"v must have shape \[2, 4, 2, 32\], not \[2, 5, 2, 32\]"),
         (lambda v, c: v.prefill(c, tokens(4)[0], tokens(4)), r"k must have shape"),
     ],
