@@ -18,7 +18,8 @@ import torch
 
 from kvgen.measure.device import free_bytes
 from kvgen.reference.data import learned_sinks, normal
-from kvgen.reference.packing import unpack_blocks
+from kvgen.reference.layout import PackedLayout
+from kvgen.reference.packing import pack_blocks, unpack_blocks
 from kvgen.reference.residual import residual_rows
 from kvgen.reference.window import window_places
 from kvgen.runtime.kvcache import KVCache
@@ -257,7 +258,7 @@ class FilledCache:
 
 
 class SparseCache(FilledCache):
-    """A filled cache whose blocks are zero bytes, but for those at `marked` positions: in memory that is reserved, and otherwise untouched.
+    """A filled cache whose blocks hold zeros, but for those at `marked` positions: in memory that is reserved, and otherwise untouched.
 
     A contiguous cache has more blocks between its sequences than they need, so that the last one begins beyond 4 GiB. A paged cache has
     more than 65,536 pages and more than 4 GiB, of which those of marked positions are the last. Both are smaller where the room is.
@@ -275,7 +276,7 @@ class SparseCache(FilledCache):
     def _pattern(self, variant: Variant) -> Pattern:
         whole, tokens = pattern_of(variant, self.device), variant.layout.tokens
         count = min(whole.count, self.MARKS)
-        zero = torch.zeros_like(whole.packed[:1])
+        zero = block_of_zeros(variant.layout, variant.dtype, self.device).expand_as(whole.packed[:1])
         nothing = (x.transpose(0, 1).flatten(1, 2) for x in unpack_blocks(variant.layout, zero, variant.dtype))
         k, v = (torch.cat([x[:, : count * tokens], none], 1) for x, none in zip((whole.k, whole.v), nothing, strict=True))
         return Pattern(torch.cat([whole.packed[:count], zero]), k, v)
@@ -289,7 +290,7 @@ class SparseCache(FilledCache):
             blocks = max(blocks, min(-(-apart // (heads * nbytes)), most // (batch * heads * nbytes)))
         else:
             outer = max(outer, min(max(self.PAGES, -(-self.NBYTES // one)), most // one))
-        cache.packed = reserved((outer, heads, blocks, nbytes), torch.uint8, self.device)
+        cache.packed = reserved_blocks((outer, heads, blocks, nbytes), variant, self.device)
         return cache
 
     def _fill(self) -> torch.Tensor:
@@ -339,6 +340,24 @@ def reserved(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> 
         return torch.zeros(shape, dtype=dtype, device=device)
     room = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NORESERVE)
     return torch.frombuffer(room, dtype=dtype).view(tuple(shape))
+
+
+def block_of_zeros(layout: PackedLayout, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A packed block of zeros, uint8 [block_bytes]. On the CPU it is zero bytes, whose codes may be others, of scale 0. A GPU's kernels may
+    compute with another scale where that is 0, so that codes must be the right ones.
+    """
+    if device.type == "cpu":
+        return torch.zeros(layout.block_bytes, dtype=torch.uint8)
+    nothing = torch.zeros(layout.tokens, layout.head_dim, dtype=dtype, device=device)
+    return pack_blocks(layout, nothing, nothing)
+
+
+def reserved_blocks(shape: Sequence[int], variant: Variant, device: torch.device) -> torch.Tensor:
+    """`reserved` packed blocks of zeros, uint8 [..., block_bytes]."""
+    blocks, zero = reserved(shape, torch.uint8, device), block_of_zeros(variant.layout, variant.dtype, device)
+    if bool(zero.any()):
+        blocks[:] = zero
+    return blocks
 
 
 class Kept:

@@ -14,7 +14,7 @@ import torch
 
 from kvgen.errors import CheckError
 from kvgen.measure.compare import NAN_BYTE, Comparison, poisoned
-from kvgen.measure.filled import Output, SparseCache, most_reserved, reserved
+from kvgen.measure.filled import Output, SparseCache, most_reserved, reserved, reserved_blocks
 from kvgen.measure.scenario import query_lengths
 from kvgen.reference.cache import ReferenceCache
 from kvgen.reference.data import Inputs, learned_sinks, normal
@@ -22,6 +22,7 @@ from kvgen.reference.packing import OPERANDS, pack_blocks, read_codes
 from kvgen.reference.residual import ResidualRows, residual_rows
 from kvgen.reference.window import window_places
 from kvgen.runtime.kvcache import KVCache
+from kvgen.runtime.plan import Plan
 from kvgen.runtime.variant import Variant
 from kvgen.spec import KernelSpec
 
@@ -64,13 +65,21 @@ class SizeCheck:
         """On a GPU both must give the same numbers; whether the host takes all lengths for equal."""
         return (("", False),) if self.device.type == "cpu" else ((", with a plan", False), (", by the static scheduler", True))
 
-    def call(self, cache: KVCache, q: torch.Tensor, new: tuple[torch.Tensor, torch.Tensor] | None, *, advance: bool = False) -> Output:
+    def call(
+        self,
+        cache: KVCache,
+        q: torch.Tensor,
+        new: tuple[torch.Tensor, torch.Tensor] | None,
+        *,
+        advance: bool = False,
+        plan: Plan | None = None,
+    ) -> Output:
         """`attend`, or with `new` K and V `decode`, into poisoned outputs."""
         out = poisoned(q.shape, q.dtype, self.device)
         lse = poisoned((q.shape[0], q.shape[2], q.shape[1]), torch.float32, self.device)
         sinks = learned_sinks(self.spec, self.device)
         if new is None:
-            self.variant.attend(q, cache, out=out, lse=lse, sinks=sinks)
+            self.variant.attend(q, cache, out=out, lse=lse, sinks=sinks, plan=plan)
         else:
             self.variant.decode(q, *new, cache, out=out, lse=lse, sinks=sinks, advance=advance)
         return out, lse
@@ -86,6 +95,11 @@ class SizeCheck:
             lost = [torch.zeros_like(x, dtype=torch.bool) for x in clean]
             lost[0][bad, -1, -1], lost[1][bad, -1, -1] = True, True
             only_lost(f"{where}{how}, a NaN in q", lossy, clean, lost, rows)
+        if self.device.type == "cpu":  # whose calls take a plan only where one is given
+            few = min(q.shape[1], len(query_lengths(self.spec)))
+            plan = self.variant.plan(cache, few, append=False, uniform=False)
+            planned = self.call(cache, q[:, -few:], None, plan=plan)
+            self.comparison.output(f"{where} over a plan", *picked(planned, rows), want[0][:, -few:], want[1][..., -few:])
         cache.sequences.uniform = False
 
     def decode(
@@ -96,13 +110,13 @@ class SizeCheck:
         """
         group, (of_q, of_k, of_v) = self.spec.attention.group, bad
         q, k, v = (x.clone() for x in (data.q, data.k, data.v))
-        q[of_q, 0, -1, -1] = k[of_k, 0, 0, -1] = v[of_v, 0, -1, 1] = torch.nan
+        q[of_q, 0, 0, -1] = k[of_k, 0, 0, -1] = v[of_v, 0, -1, 1] = torch.nan
         tainted = self.call(cache, q, (k, v))
         clean = self.call(cache, data.q, (data.k, data.v), advance=True)
         self.comparison.output(where, *picked(clean, rows), *want)
         lost = [torch.zeros_like(x, dtype=torch.bool) for x in clean]
-        lost[0][of_q, 0, -1] = lost[0][of_k, 0, :group] = lost[0][of_v, 0, -group:, 1] = True
-        lost[1][of_q, -1] = lost[1][of_k, :group] = True
+        lost[0][of_q, 0, 0] = lost[0][of_k, 0, :group] = lost[0][of_v, 0, -group:, 1] = True
+        lost[1][of_q, 0] = lost[1][of_k, :group] = True
         only_lost(f"{where}, a NaN in q, new K and new V", tainted, clean, lost, rows)
 
 
@@ -258,9 +272,8 @@ class Crowd(SizeCheck):
         one = self.variant.new_cache(1, longest, self.device)
         batch = max(LEAST_CROWD, min(CROWD, most_reserved(self.device) // one.nbytes))
         cache = self.variant.new_cache(batch, longest, self.device)
-        for name in ("packed", "k_residual", "v_residual"):
-            old = getattr(cache, name)
-            setattr(cache, name, reserved(old.shape, old.dtype, self.device))
+        cache.packed = reserved_blocks(cache.packed.shape, self.variant, self.device)
+        cache.k_residual, cache.v_residual = (reserved(cache.k_residual.shape, self.variant.dtype, self.device) for _ in range(2))
         if cache.block_table is not None:
             cache.block_table.copy_(cache.block_table.flip(0, 1))
         return cache
