@@ -78,7 +78,7 @@ class Checker:
             steps(self.variant, self.device, self.policy, self.comparison).run()
         self._long_prefill()
         for size in (Far, Crowd):
-            size(self.variant, self.device, self.comparison).run()
+            size(self.variant, self.device, self.policy, self.comparison).run()
 
     def again(self) -> None:
         """Raises CheckError if the last call of `run` now gives other bits."""

@@ -15,6 +15,7 @@ import torch
 from kvgen.errors import CheckError
 from kvgen.measure.compare import NAN_BYTE, Comparison, poisoned
 from kvgen.measure.filled import Output, SparseCache, most_reserved, reserved, reserved_blocks
+from kvgen.measure.job import CheckPolicy
 from kvgen.measure.scenario import query_lengths
 from kvgen.reference.cache import ReferenceCache
 from kvgen.reference.data import Inputs, learned_sinks, normal
@@ -26,7 +27,6 @@ from kvgen.runtime.plan import Plan
 from kvgen.runtime.variant import Variant
 from kvgen.spec import KernelSpec
 
-FAR_TOKENS, MIDDLE_TOKENS = 1 << 17, 12345
 CROWD, LEAST_CROWD = 1203, 133
 DIFFERENT = 17
 """Sequences of a crowd with data of their own; the others repeat these. It is odd, so that no power of two of them is a period."""
@@ -43,6 +43,7 @@ class SizeCheck:
 
     variant: Variant
     device: torch.device
+    policy: CheckPolicy
     comparison: Comparison
 
     @property
@@ -145,16 +146,20 @@ def picked(output: Output, rows: torch.Tensor | slice) -> Output:
 
 
 class Far(SizeCheck):
-    """Four sequences of very unequal lengths, one of them empty; the last lies far behind, has more tokens than 128K, and fills a block."""
+    """Four sequences of very unequal lengths, one of them empty; the last lies far behind, has twice the tokens of other long ones, and
+    fills a block.
+    """
 
     def run(self) -> None:
         """Raises CheckError at the first wrong number."""
         rows, unpacked, block = self.rows, self.spec.cache.unpacked, self.rows.block
-        length = rows.first(FAR_TOKENS) + rows.local + block - 1  # one token more packs a block
-        lengths = (0, unpacked + 3 * block + 5, unpacked + MIDDLE_TOKENS, length)
+        far = max(2 * self.policy.most_tokens, 32 * block)
+        length = rows.first(far) + rows.local + block - 1  # one token more packs a block
+        middle = far * 3 // 32
+        lengths = (0, unpacked + block + 5, unpacked + middle, length)
         target = rows.packed_blocks(length)
         seen = max(0, length - (self.spec.attention.window or length)) // block  # the window begins in this block
-        edges = [0, 1, 2, *(edge // block + by for edge in (MIDDLE_TOKENS, 1 << 15, 1 << 16) for by in (-1, 0)), seen - 1, seen, seen + 1]
+        edges = [0, 1, 2, *(edge // block + by for edge in (middle, 1 << 15, 1 << 16) for by in (-1, 0)), seen - 1, seen, seen + 1]
         marked = [at for at in (*edges, *range(target - 4, target + 1)) if 0 <= at <= target]
         filled = SparseCache(self.variant, len(lengths), length + block + 1, self.device, marked)
         cache = filled.cache
