@@ -176,14 +176,6 @@ CPU: tuple[Fault, ...] = (
             "lengths[b] -= static_cast<int32_t>(fewer(b));", "if (b < 1024) lengths[b] -= static_cast<int32_t>(fewer(b));",
         ),
     ),
-    *_in(
-        "schedule/plan",
-        (
-            "size-tile-16", "splits-q4", "the first KV tile of a work tile is a number of 10 bits",
-            "tile.first = skipped + (from > 0 ? from : 0),", "tile.first = (skipped + (from > 0 ? from : 0)) & 1023,",
-        ),
-        folder=COMMON,
-    ),
 )  # fmt: skip
 
 CUDA: tuple[Fault, ...] = (
