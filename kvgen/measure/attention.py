@@ -11,7 +11,7 @@ from kvgen.measure.inputs import WorkloadInputs
 from kvgen.measure.job import CheckPolicy, Job, TimingPolicy
 from kvgen.measure.protocols import Stage
 from kvgen.measure.read_roofline import read_roofline
-from kvgen.measure.scenario import long_prefill, scenarios
+from kvgen.measure.scenario import long_prompt, scenarios
 from kvgen.measure.timed import TimedCheck
 from kvgen.runtime.module import load
 from kvgen.runtime.variant import Variant
@@ -68,7 +68,7 @@ class AttentionVerification:
         checker = self.checker
         stage("reference")
         scenarios(checker.variant.spec, checker.variant.layout, checker.policy, checker.device.type)
-        long_prefill(checker.variant.spec, checker.variant.layout, checker.device.type)
+        long_prompt(checker.variant.spec, checker.variant.layout, checker.device.type)
         stage("verify")
         checker.run()
         settle()

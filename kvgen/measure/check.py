@@ -13,14 +13,16 @@ import torch
 
 from kvgen.errors import CacheMismatch, CheckError
 from kvgen.measure.compare import Comparison, changed, poison, poisoned
-from kvgen.measure.filled import Output
+from kvgen.measure.filled import Output, reserved
 from kvgen.measure.inputs import WorkloadInputs
 from kvgen.measure.job import CheckPolicy
 from kvgen.measure.reads import Reads
-from kvgen.measure.scenario import Scenario, Step, long_prefill, scenarios
+from kvgen.measure.scenario import Scenario, Step, long_prompt, scenarios
+from kvgen.measure.sizes import Crowd, Far
 from kvgen.measure.steps import PlannedSteps, StaticSteps
 from kvgen.measure.timed import TimedCheck
 from kvgen.reference.data import learned_sinks
+from kvgen.reference.packing import OPERANDS, read_codes
 from kvgen.reference.residual import residual_rows
 from kvgen.reference.window import first_held, window_places
 from kvgen.runtime.kvcache import KVCache
@@ -75,6 +77,8 @@ class Checker:
         for steps in (PlannedSteps, StaticSteps):
             steps(self.variant, self.device, self.policy, self.comparison).run()
         self._long_prefill()
+        for size in (Far, Crowd):
+            size(self.variant, self.device, self.policy, self.comparison).run()
 
     def again(self) -> None:
         """Raises CheckError if the last call of `run` now gives other bits."""
@@ -135,16 +139,25 @@ class Checker:
         sequences.bound, sequences.uniform, sequences.loose = known  # so that the same launches follow
 
     def _long_prefill(self) -> None:
-        """Compare every block of a long prefill with the reference's."""
-        k, v, codes = long_prefill(self.variant.spec, self.variant.layout, self.device.type)
-        cache = self.variant.new_cache(1, k.shape[1], self.device)
-        self.variant.prefill(cache, self._strided(k), self._strided(v))
-        full = self.rows.packed_blocks(k.shape[1])
-        held = slice(first_held(self.variant.spec, self.variant.layout.tokens, k.shape[1]), full)
-        blocks = self._blocks(cache, full)[:, :, held]
-        for which, want in codes.items():
-            wanted = changed(want, lambda x: x[:, :, held])
-            self.comparison.codes("of a long prompt", self.variant.layout, which, blocks, wanted)
+        """Compare every block of a long prompt with the reference's, packed and unpacked."""
+        spec, layout = self.variant.spec, self.variant.layout
+        prompt = long_prompt(spec, layout, self.device.type)
+        tokens, full, block = prompt.k.shape[1], prompt.packed.shape[1], layout.tokens
+        cache = self.variant.new_cache(1, tokens, self.device)
+        cache.packed = reserved(cache.packed.shape, torch.uint8, self.device)  # zeros, so that equal blocks have equal padding
+        self.variant.prefill(cache, prompt.k, prompt.v)
+        first = first_held(spec, block, tokens)
+        blocks, want = self._blocks(cache, full)[0, :, first:full], prompt.packed[:, first:]
+        if not torch.equal(blocks, want):
+            for which in OPERANDS:
+                if layout.operand(which).quantized:
+                    self.comparison.codes("of a long prompt", layout, which, blocks, read_codes(layout, which, want))
+        for name, got, read in zip(("K", "V"), self.variant.unpack(cache), prompt.read, strict=True):
+            mine, exact = got[:, self.rows.sink :][:, first * block : full * block], read[:, first * block :]
+            if not torch.equal(mine, exact):
+                self.comparison.sequences(
+                    "unpack", f"unpacked {name} of a long prompt", mine[0].transpose(0, 1), exact[0].transpose(0, 1).double()
+                )
 
     def _steps(self, scenario: Scenario, how: str, outputs: Sequence[Output]) -> None:
         for number, (step, output) in enumerate(zip(scenario.steps, outputs, strict=True), 1):

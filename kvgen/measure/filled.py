@@ -8,13 +8,18 @@ changes the result.
 
 from __future__ import annotations
 
+import math
+import mmap
+import resource
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from kvgen.measure.device import free_bytes
 from kvgen.reference.data import learned_sinks, normal
-from kvgen.reference.packing import unpack_blocks
+from kvgen.reference.layout import PackedLayout
+from kvgen.reference.packing import pack_blocks, unpack_blocks
 from kvgen.reference.residual import residual_rows
 from kvgen.reference.window import window_places
 from kvgen.runtime.kvcache import KVCache
@@ -23,6 +28,8 @@ from kvgen.runtime.variant import Variant
 PATTERN_TOKENS = {"cpu": 4096, "cuda": 16384}
 """Tokens of a pattern. With fewer, an error in one token of a long sequence would be hidden; more take longer."""
 LEAST_BLOCKS = 4
+NORESERVE = 0x4000
+"""Linux's MAP_NORESERVE, which `mmap` names from Python 3.13 on."""
 SCORES = {"cpu": 1 << 20, "cuda": 1 << 26}
 """Scores in fp64 that are held at once; on a CPU as many as glibc's heap reuses for the next step."""
 
@@ -83,8 +90,8 @@ class FilledCache:
         self.device = torch.device(device)
         self.spec, self.layout = variant.spec, variant.layout
         self.rows = residual_rows(variant.spec, variant.layout.tokens)
-        self.pattern = pattern_of(variant, self.device)
-        self.cache = variant.new_cache(batch, room, self.device)
+        self.pattern = self._pattern(variant)
+        self.cache = self._allocated(variant, batch, room)
         self._order = self._fill()
         self._seen = self._count()
         random = torch.Generator(self.device).manual_seed(4)
@@ -115,6 +122,12 @@ class FilledCache:
         cache.k_residual.copy_(self._residuals[0])
         cache.v_residual.copy_(self._residuals[1])
 
+    def contents(self, b: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V of the first packed blocks of a sequence, fp64 [kv_heads, tokens, head_dim]."""
+        tokens = torch.arange(self.layout.tokens, device=self.device)
+        at = (self._order[b, :count].unsqueeze(1) * self.layout.tokens + tokens).flatten()
+        return self.pattern.k[:, at], self.pattern.v[:, at]
+
     def attend(
         self,
         q: torch.Tensor,
@@ -135,6 +148,12 @@ class FilledCache:
         return torch.cat([out for out, _ in found]), torch.cat([lse for _, lse in found])
 
     # --- filling -----------------------------------------------------------------------------------------------------
+
+    def _pattern(self, variant: Variant) -> Pattern:
+        return pattern_of(variant, self.device)
+
+    def _allocated(self, variant: Variant, batch: int, room: int) -> KVCache:
+        return variant.new_cache(batch, room, self.device)
 
     def _fill(self) -> torch.Tensor:
         """Shuffle pages and write the pattern's blocks. Returns the index of the pattern's block at each position, [batch, blocks]."""
@@ -236,6 +255,109 @@ class FilledCache:
     def _softcap(self, scores: torch.Tensor) -> torch.Tensor:
         cap = self.spec.attention.softcap
         return cap * torch.tanh(scores / cap) if cap > 0 else scores
+
+
+class SparseCache(FilledCache):
+    """A filled cache whose blocks hold zeros, but for those at `marked` positions: in memory that is reserved, and otherwise untouched.
+
+    A contiguous cache has more blocks between its sequences than they need, so that the last one begins beyond 4 GiB. A paged cache has
+    more than 65,536 pages and more than 4 GiB, of which those of marked positions are the last. Both are smaller where the room is.
+    """
+
+    MARKS = 12
+    """Different blocks, at most, at the marked positions."""
+    PAGES = (1 << 16) + 256
+    NBYTES = 9 << 29
+
+    def __init__(self, variant: Variant, batch: int, room: int, device: torch.device | str, marked: Sequence[int]) -> None:
+        self._marked = [*dict.fromkeys(marked)]
+        super().__init__(variant, batch, room, device)
+
+    def _pattern(self, variant: Variant) -> Pattern:
+        whole, tokens = pattern_of(variant, self.device), variant.layout.tokens
+        count = min(whole.count, self.MARKS)
+        zero = block_of_zeros(variant.layout, variant.dtype, self.device).expand_as(whole.packed[:1])
+        nothing = (x.transpose(0, 1).flatten(1, 2) for x in unpack_blocks(variant.layout, zero, variant.dtype))
+        k, v = (torch.cat([x[:, : count * tokens], none], 1) for x, none in zip((whole.k, whole.v), nothing, strict=True))
+        return Pattern(torch.cat([whole.packed[:count], zero]), k, v)
+
+    def _allocated(self, variant: Variant, batch: int, room: int) -> KVCache:
+        cache = variant.new_cache(batch, room, self.device)
+        outer, heads, blocks, nbytes = cache.packed.shape
+        one, most = heads * blocks * nbytes, most_reserved(self.device)
+        if cache.block_table is None:
+            apart = -(-self.NBYTES // max(1, batch - 1))
+            blocks = max(blocks, min(-(-apart // (heads * nbytes)), most // (batch * heads * nbytes)))
+        else:
+            outer = max(outer, min(max(self.PAGES, -(-self.NBYTES // one)), most // one))
+        cache.packed = reserved_blocks((outer, heads, blocks, nbytes), variant, self.device)
+        return cache
+
+    def _fill(self) -> torch.Tensor:
+        packed, table, tokens, marks = self.cache.packed, self.cache.block_table, self.layout.tokens, self.pattern.count - 1
+        blocks = -(-self.cache.max_len // tokens)
+        places = window_places(self.spec, tokens) or blocks
+        batch = range(self.cache.batch)
+        if table is not None:
+            self._assign_pages(table, packed.shape[0], packed.shape[2])
+        lying = torch.full((len(batch), places), marks, device=self.device)
+        for b in batch:
+            for number, position in enumerate(self._marked):
+                mark, place = (number + b) % marks, position % places
+                lying[b, place] = mark
+                outer, inner = (b, place) if table is None else (int(table[b, place // packed.shape[2]]), place % packed.shape[2])
+                packed[outer, :, inner] = self.pattern.packed[mark]
+        return lying[:, torch.arange(blocks, device=self.device) % places]
+
+    def _assign_pages(self, table: torch.Tensor, pages: int, page_blocks: int) -> None:
+        """The last pages to marked positions, the first ones to others."""
+        marked = torch.zeros(table.shape[1], dtype=torch.bool)
+        marked[[position // page_blocks for position in self._marked]] = True
+        marked = marked.expand(table.shape)
+        count = int(marked.sum())
+        found = torch.empty(table.shape, dtype=torch.int32)
+        found[~marked] = torch.arange(table.numel() - count, dtype=torch.int32)
+        found[marked] = torch.arange(pages - 1, pages - 1 - count, -1, dtype=torch.int32)
+        table.copy_(found)
+
+
+MOST_ADDRESSES = 1 << 36
+SHARE = 4
+"""One part in so many of a GPU's free memory, or of a limited address space, is reserved at most."""
+
+
+def most_reserved(device: torch.device) -> int:
+    """Bytes that `reserved` may be asked for."""
+    if device.type == "cuda":
+        return free_bytes(device) // SHARE
+    limits = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA))
+    return min([MOST_ADDRESSES, *(limit // SHARE for limit in limits if limit != resource.RLIM_INFINITY)])
+
+
+def reserved(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros; on the CPU pages of memory that are not written take no memory."""
+    if device.type == "cuda":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    room = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NORESERVE)
+    return torch.frombuffer(room, dtype=dtype).view(tuple(shape))
+
+
+def block_of_zeros(layout: PackedLayout, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A packed block of zeros, uint8 [block_bytes]. On the CPU it is zero bytes, whose codes may be others, of scale 0. A GPU's kernels may
+    compute with another scale where that is 0, so that codes must be the right ones.
+    """
+    if device.type == "cpu":
+        return torch.zeros(layout.block_bytes, dtype=torch.uint8)
+    nothing = torch.zeros(layout.tokens, layout.head_dim, dtype=dtype, device=device)
+    return pack_blocks(layout, nothing, nothing)
+
+
+def reserved_blocks(shape: Sequence[int], variant: Variant, device: torch.device) -> torch.Tensor:
+    """`reserved` packed blocks of zeros, uint8 [..., block_bytes]."""
+    blocks, zero = reserved(shape, torch.uint8, device), block_of_zeros(variant.layout, variant.dtype, device)
+    if bool(zero.any()):
+        blocks[:] = zero
+    return blocks
 
 
 class Kept:

@@ -1,4 +1,4 @@
-"""Verifies `attend` over large filled caches: one long sequence, several, and more sequences than any table of a kernel holds."""
+"""Verifies `attend` over large filled caches: one long sequence, several, and on a GPU many."""
 
 from __future__ import annotations
 
@@ -23,15 +23,13 @@ ROOM_BYTES = {"cpu": 48 << 20, "cuda": 256 << 20}
 """Packed bytes of a cache. They bound the number of splits that a sequence can have here."""
 KEPT_BYTES = {"cpu": 256 << 20, "cuda": 2 << 30}
 SEVERAL = 9
-MANY = {"cpu": (19, 19), "cuda": (133, 1024)}
-"""Least and largest number of sequences, of which as many are used as fit: a CTA of the CUDA back end keeps the lengths of the first 128 in
-shared memory."""
-MANY_BLOCKS = 3
+MANY, MANY_BLOCKS = 1024, 3
+"""Largest number of sequences on a GPU, of which as many are used as fit; `kvgen.measure.sizes` has more, of fewer tokens."""
 FEW = 16
 """Of as many sequences one has tokens in a further case: on a GPU there are more empty sequences than CTAs."""
 UNEVEN = 160
 UNEVEN_TOKENS = 2048
-"""On a GPU, another case with more sequences than that table holds, some much longer than others, so that splits differ by length."""
+"""Another case on a GPU: more sequences than the 128 whose lengths a CTA keeps, some much longer than others, so that splits differ."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,9 @@ class Reads:
     def prepare(self) -> None:
         """Fill caches and compute the expected results."""
         room = room_tokens(self.variant.spec, self.variant.layout, ROOM_BYTES[self.device.type], self._most_tokens)
-        self._cases = [*self._one(room + self._unpacked), *self._several(room // SEVERAL + self._unpacked), *self._many()]
+        self._cases = [*self._one(room + self._unpacked), *self._several(room // SEVERAL + self._unpacked)]
+        if self.device.type == "cuda":
+            self._cases += self._many()
 
     def run(self) -> None:
         """Raises CheckError at the first wrong number."""
@@ -109,16 +109,14 @@ class Reads:
     def _many(self) -> Iterator[Case]:
         block, room = self.variant.layout.tokens, MANY_BLOCKS * self.variant.layout.tokens + self._unpacked
         each = room_tokens(self.variant.spec, self.variant.layout, ROOM_BYTES[self.device.type], 1 << 30) // room
-        least, most = MANY[self.device.type]
-        batch = min(most, max(least, each))
+        batch = min(MANY, max(UNEVEN, each))
         lengths = tuple(number * (block // 2 + 5) % (room + 1) for number in range(batch))
         filled = self._filled(batch, room)
         yield self._case(f"attend over {batch} sequences", filled, 1, lengths)
         few = tuple(length if number % FEW == 1 else 0 for number, length in enumerate(lengths))
         yield self._case(f"attend over {batch} sequences, most of them empty", filled, 1, few)
-        if self.device.type == "cuda":
-            lengths = tuple(UNEVEN_TOKENS - number if number % 9 == 8 else 40 + number for number in range(UNEVEN))
-            yield self._case(f"attend over {UNEVEN} unequal sequences", self._filled(UNEVEN, UNEVEN_TOKENS), 1, lengths)
+        lengths = tuple(UNEVEN_TOKENS - number if number % 9 == 8 else 40 + number for number in range(UNEVEN))
+        yield self._case(f"attend over {UNEVEN} unequal sequences", self._filled(UNEVEN, UNEVEN_TOKENS), 1, lengths)
 
     def _case(self, name: str, filled: FilledCache, q_len: int, lengths: Sequence[int]) -> Case:
         q = self._query(len(lengths), q_len)

@@ -19,16 +19,18 @@ from kvgen.measure.job import CheckPolicy
 from kvgen.measure.life import Life, whole_tokens
 from kvgen.reference.data import Inputs, normal, structured
 from kvgen.reference.layout import PackedLayout, Which
-from kvgen.reference.packing import OPERANDS, pack_blocks, read_codes, to_blocks
+from kvgen.reference.packing import OPERANDS, pack_blocks, read_codes, unpack_blocks
 from kvgen.reference.quantize import Quantized
 from kvgen.spec import KernelSpec
 
 BATCH = {"cpu": 11, "cuda": 133}
-"""Sequences of the ragged scenario; on a GPU more than a CTA of 128 threads takes in one round."""
+"""Least sequences of the ragged scenario; on a GPU more than a CTA of 128 threads takes in one round."""
 DISTINCT = 49
 """Number of them with data of their own; the others repeat these."""
-PREFILL_BLOCKS, PREFILL_TOKENS = 32, 8192
-"""Size of a prefill in one call: that many blocks or, if blocks are large, about that many tokens."""
+PREFILL_BLOCKS, PREFILL_TOKENS = 136, 20480
+"""Least size of a prefill in one call: more blocks than 128, and a long prompt."""
+DIFFERENT_BLOCKS = 12
+"""Blocks of which such a prompt is made, in another order for every head; the reference packs these alone."""
 CONSTANT = 64
 """Tokens of a stretch with constant V: more than a kernel processes at once."""
 EXTEND_ROWS = 130
@@ -85,8 +87,10 @@ def scenarios(spec: KernelSpec, layout: PackedLayout, policy: CheckPolicy, devic
     """The scenarios of a spec and a layout on a device. Reference attention makes this slow; it is kept for the process."""
     block, sink, unpacked = layout.tokens, spec.cache.sink, spec.cache.unpacked
     edges = (0, 1, *((unpacked + n) for n in (block - 1, block, block + 1, 2 * block + block // 2, 3 * block - 1)))
+    if rollback := spec.cache.rollback:  # a crop of so many tokens unpacks a block from these lengths, or more than one
+        edges = (*edges, *(unpacked + 2 * block + n for n in (min(2, rollback), max(1, rollback - 1))))
     edges = tuple(dict.fromkeys((*edges, *(n for n in (sink - 1, sink + 1, unpacked) if n > 0))))
-    batch = BATCH[device]
+    batch = max(BATCH[device], len(edges))
     ragged = tuple(edges[(number + number // len(edges)) % len(edges)] for number in range(min(batch, DISTINCT)))
     longest = -(-max(policy.long_tokens, 5 * block) // block) * block + block - 2 + unpacked  # the second token or so fills a block
     served = query_lengths(spec)
@@ -98,15 +102,46 @@ def scenarios(spec: KernelSpec, layout: PackedLayout, policy: CheckPolicy, devic
     )
 
 
+@dataclass(frozen=True)
+class Prompt:
+    """One sequence of many packed blocks, in little memory: head h has the tokens of the head before it from its second block on.
+
+    All of its tensors are views in which the heads overlap.
+    """
+
+    k: torch.Tensor
+    """[1, tokens, kv_heads, head_dim]."""
+    v: torch.Tensor
+    packed: torch.Tensor
+    """By the reference: uint8 [kv_heads, blocks, block_bytes]."""
+    read: tuple[torch.Tensor, torch.Tensor]
+    """K and V as they read back, in their dtype: [1, tokens in blocks, kv_heads, head_dim]."""
+
+
 @lru_cache(maxsize=2)
-def long_prefill(spec: KernelSpec, layout: PackedLayout, device: str) -> tuple[torch.Tensor, torch.Tensor, dict[Which, Quantized]]:
-    """K and V of one sequence of many packed blocks, [1, tokens, kv_heads, head_dim], and what the reference packs of them."""
-    count = min(PREFILL_BLOCKS, max(4, PREFILL_TOKENS // layout.tokens))
-    sink, tokens = spec.cache.sink, count * layout.tokens
-    inputs = normal(spec, 1, tokens + sink + spec.cache.local, seed=6)
-    k, v = inputs.k.to(device), inputs.v.to(device)
-    blocks = pack_blocks(layout, *(to_blocks(x[:, sink : sink + tokens], layout.tokens) for x in (k, v)))
-    return k, v, {which: read_codes(layout, which, blocks) for which in OPERANDS if layout.operand(which).quantized}
+def long_prompt(spec: KernelSpec, layout: PackedLayout, device: str) -> Prompt:
+    """The prompt of a layout; its tokens beyond the sink and the local ones are whole blocks."""
+    block, heads, dim, sink = layout.tokens, spec.attention.kv_heads, spec.attention.head_dim, spec.cache.sink
+    count = max(PREFILL_BLOCKS, -(-PREFILL_TOKENS // block))
+    turns = torch.rand(-(-(count + heads) // DIFFERENT_BLOCKS), DIFFERENT_BLOCKS, generator=torch.Generator().manual_seed(7))
+    order = turns.argsort(-1).flatten().to(device)
+    data = normal(spec, 1, DIFFERENT_BLOCKS * block + spec.cache.unpacked, seed=6)
+
+    def shifted(x: torch.Tensor, tokens: int) -> torch.Tensor:
+        return x.as_strided((1, tokens, heads, dim), (x.numel(), dim, block * dim, 1))
+
+    given, pieces = [], []
+    for x in (data.k, data.v):
+        tokens = x[0, :, 0].to(device)
+        rest = tokens[DIFFERENT_BLOCKS * block :]
+        pieces.append(tokens[: DIFFERENT_BLOCKS * block].reshape(DIFFERENT_BLOCKS, block, dim))
+        whole = torch.cat([rest[:sink], pieces[-1][order].flatten(0, 1), rest[sink:]])
+        given.append(shifted(whole, count * block + spec.cache.unpacked))
+    packed = pack_blocks(layout, *pieces)
+    read_k, read_v = (x.to(data.k.dtype)[order].flatten(0, 1) for x in unpack_blocks(layout, packed, data.k.dtype))
+    nbytes = layout.block_bytes
+    lying = packed[order].as_strided((heads, count, nbytes), (nbytes, nbytes, 1))
+    return Prompt(given[0], given[1], lying, (shifted(read_k, count * block), shifted(read_v, count * block)))
 
 
 def query_lengths(spec: KernelSpec) -> range:
@@ -150,7 +185,7 @@ def _scenario(
         after = tuple(length + q_len for length in past)
         rejected = [(b + number) % (min(rollback, q_len) + 1) for b in range(len(past))]
         kept = tuple(length - fewer for length, fewer in zip(after, rejected, strict=True))
-        seen = life.drafted(kept)
+        seen = life.drafted(kept) if rollback else life
         crop = torch.tensor(rejected, dtype=torch.int32, device=device) if rollback else None
         steps.append(Step(q, *seen.both(past, q_len), *seen.attend(q, past, after), crop))
         past = kept

@@ -88,6 +88,8 @@ CASES: dict[str, Case] = {
         _case("integers", _spec("4/1", 64, "8c32", "4t64", "1x5000 2x900"), dot="int16"),
         _case("integers-token", _spec("4/2", 64, "4t32", "2t32", "3x900"), dot="int16"),
         _case("window-rollback", _spec("4/1", 64, "4c32", "4t32", "2x900", window=70, cache={"local": 10, "rollback": 40}), block=32),
+        _case("rollback-far", _spec("4/1", 64, "4c32", "4t32", "2x900", cache={"rollback": 70}), block=32),
+        _case("window-far", _spec("16/16", 64, "8c64", "8t64", "2x900", window=40000)),
         _case("matrix", _matrix("quantize", "float32", 700, 300), rows=16),
         _case("matrix-half", _matrix("dequantize", "bfloat16", 700, 300), rows=16),
         _case("prompt", _spec("16/1", 64, "4c64", "4t64", "1x8192x8 2x300x8", q_len=8)),

@@ -48,6 +48,12 @@ CASES: dict[str, Case] = {
         _case("channel-groups", "k2v4:kg16:vchannel:vg32:h8/2:d64", "w8u2d1", "4x4096"),
         _case("split-groups", "k2v4:kg48:vchannel:vg48:h8/2:d64", "w8u1d2", "4x4096"),
         _case("unquantized", "k4v4:kg64:sink21:local5:rollback8:sinks:h8/2:d64", "n64.w8u1d2", "4x2048"),
+        _case("sizes", "k4v4:h8/2:d64", "w8u1d2", "4x2048"),
+        _case("sizes-far", "k4v4:h8/2:d64", "w8u1d2", "4x2048"),
+        _case("sizes-batch", "k4v4:h8/2:d64", "w8u1d2", "4x2048"),
+        _case("sizes-paged", "k4v4:h8/2:d64:kg64:page128", "n64.w8u1d2", "4x2048"),
+        _case("sizes-window", "k4v4:h8/2:d64:kg64:window40000", "n128.w8u1d2", "4x4096"),
+        _case("sizes-rollback", "k4v4:kg64:rollback70:h8/2:d64", "n64.w8u1d2", "4x2048"),
         _case("tilelang", "k4v4:h8/2:d64", "w8u2s4", "1x32768 4x2048", "tilelang"),
         _case("tilelang-queries", "k4v4:q4:h4/2:d64:page128", "w8u2s4", "4x2048q4", "tilelang"),
     )

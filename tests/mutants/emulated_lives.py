@@ -37,6 +37,7 @@ MIXED: Lengths = (1535, 0, 127, 126)
 EMPTIES: Lengths = (5, 0, 2500, 0, 2600)
 MOSTLY_EMPTY: Lengths = (0, 0, 300, 0, 0, 0)
 """With more empty sequences than CTAs of two multiprocessors."""
+CROWD: Lengths = tuple(n % 7 for n in range(1203))
 LONGER: Lengths = (20000,)
 """Long enough for more than 16 splits of a head, on 48 multiprocessors."""
 
@@ -56,6 +57,8 @@ class EmulatedCase:
     decodes: tuple[tuple[Lengths, int], ...] = ((FULL, 4),)
     batch: int = 3
     """Of prefills."""
+    blocks: int = 25
+    """Of the longest prefill, of at most four sequences."""
     spec: KernelSpec = field(init=False)
 
     def __post_init__(self) -> None:
@@ -110,6 +113,9 @@ CASES: dict[str, EmulatedCase] = {
     "value-channel": EmulatedCase("k8v8:vchannel:sym:h4/2:d64", 128, {"kv_tile": 64, "tiles_in_flight": 1}),
     "channel-groups": EmulatedCase("k2v4:kg16:vchannel:vg32:h4/2:d64", 128, {"kv_tile": 64, "tiles_in_flight": 1}),
     "split-groups": EmulatedCase("k2v4:kg48:vchannel:vg48:h4/2:d64", 96, SMALL, ((EQUAL, 4), (RAGGED, 7)), (((95, 96, 191, 190), 4),)),
+    "sizes": EmulatedCase("k4v4:h1/1:d64", 128, SMALL, (((70000,), 12),), ()),
+    "sizes-batch": EmulatedCase("k4v4:h1/1:d64", 128, SMALL, ((CROWD, 12),), ()),
+    "sizes-window": EmulatedCase("k4v4:h1/1:d64:kg64:window40000", 128, SMALL, (((45000,), 12),), ()),
     "unquantized": EmulatedCase(f"{UNQUANTIZED}:h4/2:d64", 64, SMALL, ((EDGES, 4), ((0, 1300), 7)), ((EDGES, 4), ((20, 89, 217, 600), 7))),
 }
 PACKED: dict[str, EmulatedCase] = {
@@ -125,6 +131,9 @@ PACKED: dict[str, EmulatedCase] = {
     "paged": EmulatedCase("k4v4:h2/2:d64:kg64:page128", 64, {}, batch=12),
     "channel-groups": EmulatedCase("k2v4:kg16:vchannel:vg32:h2/2:d64", 128, {}),
     "split-groups": EmulatedCase("k2v4:kg48:vchannel:vg48:h2/2:d64", 96, {}),
+    "sizes": EmulatedCase("k4v4:h1/1:d64", 128, {}, blocks=157),
+    "sizes-batch": EmulatedCase("k4v4:h1/1:d64", 128, {}, batch=1203),
+    "sizes-rollback": EmulatedCase("k4v4:kg64:rollback70:h2/2:d64", 64, {}),
     "unquantized": EmulatedCase(f"{UNQUANTIZED}:h2/2:d64", 64, {}),
 }
 Plan = tuple[PlanShape, Lengths, int, bool]
@@ -132,6 +141,7 @@ PLANS: tuple[Plan, ...] = (
     (PlanShape(3, 2, 8, 64, 128, 13, 8, fresh=1), (300, 0, 4000), 4000, True),
     (PlanShape(4, 2, 40, 64, 128, 13, 1, fresh=1), (0, 5, 0, 9000), NO_LIMIT, False),
     (PlanShape(1, 1, 400, 64, 128, 0, 1), (60000,), NO_LIMIT, False),
+    (PlanShape(3, 2, 40, 64, 128, 13, 8, fresh=1), (90, 0, 140000), NO_LIMIT, False),
     (PlanShape(2, 2, 20, 64, 128, 0, 1), (0, 100), NO_LIMIT, False),
     (PlanShape(4, 2, 60, 128, 32, 3, 1, window=300, q_len=3, fresh=3), (20, 290, 303, 7000), NO_LIMIT, False),
     (PlanShape(200, 2, 132, 64, 128, 13, 8, q_len=2, fresh=2), tuple(unlike(200)), 29000, True),
@@ -269,7 +279,7 @@ def pack(case: EmulatedCase, folder: Path) -> None:
     rows = residual_rows(case.spec, case.block)
     module = emulate.Emulated(layout, dtype, folder, rows)
     n, heads, page = layout.tokens, case.spec.attention.kv_heads, case.spec.cache.page
-    far = 25 * n + 3 if case.batch <= 4 else n + 3
+    far = case.blocks * n + 3 if case.batch <= 4 else n + 3
     pieces = [[n // 2, 0, far], [n // 2, 3, 5], [n + 1, n - 2, n - 5], [2, 1, 0], [2 * n - 2, n - 1, n - 1]]
     pieces = [[piece[b % 3] if b < 3 else piece[1] + b % 7 for b in range(case.batch)] for piece in pieces]
     done = [sum(piece[b] for piece in pieces) for b in range(case.batch)]

@@ -100,8 +100,10 @@ def test_bad_candidates_are_named_and_the_next_one_is_served(worker: Worker, fau
 
 @pytest.fixture(params=["enforced", "watched"])
 def small(request: pytest.FixtureRequest) -> Iterator[Worker]:
-    """A worker of 64 MiB. Where it is only watched, the system enforces nothing, as for CUDA."""
-    with Worker(64 << 20) as kept:
+    """A worker of 128 MiB. Where it is only watched, the system enforces nothing, as for CUDA; pages of kvgen that a candidate is the first
+    to write count as its own.
+    """
+    with Worker(128 << 20) as kept:
         if request.param == "watched":
             kept._alive("cuda").device = "cpu"
         yield kept
