@@ -185,7 +185,7 @@ CPU_FAULTS: tuple[Fault, ...] = (
             "if (decode) append(", "if (decode && (call.advance || call.plan)) append(",
         ),
         (
-            "plan-q-len", "window", "a plan is made for one query token, however many there are",
+            "plan-q-len", "prompt", "a plan is made for one query token, however many there are",
             'const StepShape<C> shape("plan", batch, call.q_len,', 'const StepShape<C> shape("plan", batch, 1,',
         ),
         (
