@@ -12,7 +12,7 @@ from functools import partial
 import torch
 
 from kvgen.errors import CacheMismatch, CheckError
-from kvgen.measure.call_forms import FormedCall, form, formed, laid_out
+from kvgen.measure.call_forms import GAP, FormedCall, form, formed, laid_out
 from kvgen.measure.compare import Comparison, changed, poison, poisoned
 from kvgen.measure.inputs import WorkloadInputs
 from kvgen.measure.job import CheckPolicy
@@ -219,10 +219,10 @@ class Checker:
 
     def _unpack(self, scenario: Scenario, cache: KVCache) -> None:
         shape = (scenario.batch, cache.bound, *scenario.k.shape[2:])
-        heads_first = (shape[0], shape[2], shape[1], shape[3])
+        wider = (shape[0], shape[2], shape[1], shape[3] + GAP)
         got = [
             torch.full(shape, SENTINEL, dtype=self.variant.dtype, device=self.device),
-            torch.full(heads_first, SENTINEL, dtype=self.variant.dtype, device=self.device).transpose(1, 2),
+            torch.full(wider, SENTINEL, dtype=self.variant.dtype, device=self.device)[..., : shape[3]].transpose(1, 2),
         ]
         self.variant.unpack(cache, *got)
         token, block = torch.arange(cache.bound), self.variant.layout.tokens
