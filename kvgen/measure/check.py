@@ -12,14 +12,15 @@ from functools import partial
 import torch
 
 from kvgen.errors import CacheMismatch, CheckError
+from kvgen.measure.call_forms import GAP, FormedCall, form, formed, laid_out
 from kvgen.measure.compare import Comparison, changed, poison, poisoned
-from kvgen.measure.filled import Output, reserved
+from kvgen.measure.filled import reserved
 from kvgen.measure.inputs import WorkloadInputs
 from kvgen.measure.job import CheckPolicy
 from kvgen.measure.reads import Reads
 from kvgen.measure.scenario import Scenario, Step, long_prompt, scenarios
 from kvgen.measure.sizes import Crowd, Far
-from kvgen.measure.steps import PlannedSteps, StaticSteps
+from kvgen.measure.steps import ExtendSteps, PlannedSteps, StaticSteps
 from kvgen.measure.timed import TimedCheck
 from kvgen.reference.data import learned_sinks
 from kvgen.reference.packing import OPERANDS, read_codes
@@ -30,8 +31,10 @@ from kvgen.runtime.variant import Variant
 from kvgen.spec import Workload
 
 SENTINEL = -77.0
-HEAD_GAP = {"cpu": 16, "cuda": 0}
-"""Elements between the heads of a token. Gaps there are covered by the GPU tests, not here."""
+TURNS = 2
+"""How often the steps of a scenario run, in other forms each time."""
+ATTENDS = 9
+"""Forms of `attend`."""
 
 
 def check(
@@ -72,9 +75,9 @@ class Checker:
 
     def run(self) -> None:
         """Run all life cycles. Raises CheckError."""
-        for scenario in scenarios(self.variant.spec, self.variant.layout, self.policy, self.device.type):
-            self._live(scenario)
-        for steps in (PlannedSteps, StaticSteps):
+        for number, scenario in enumerate(scenarios(self.variant.spec, self.variant.layout, self.policy, self.device.type)):
+            self._live(scenario, number)
+        for steps in (PlannedSteps, StaticSteps, ExtendSteps):
             steps(self.variant, self.device, self.policy, self.comparison).run()
         self._long_prefill()
         for size in (Far, Crowd):
@@ -87,19 +90,25 @@ class Checker:
             got = self.variant.attend(q, cache, out=poisoned(out.shape, out.dtype, self.device), sinks=self._sinks)
             self.comparison.same_bits("after timing", got, out)
 
-    def _live(self, scenario: Scenario) -> None:
+    def _live(self, scenario: Scenario, number: int) -> None:
         cache = self._poisoned_cache(scenario)
-        for k, v, new in scenario.chunks:
-            self.variant.prefill(cache, self._strided(k), self._strided(v), new)
+        for at, (k, v, new) in enumerate(scenario.chunks):
+            self._prefill(cache, k, v, new, at)
         if scenario.drafts is not None:
             self._append_again(scenario, cache)
-            self.variant.prefill(cache, *map(self._strided, scenario.drafts))
+            self._prefill(cache, *scenario.drafts, None, 2)
             cache.crop([scenario.drafts[0].shape[1]] * scenario.batch)
             self._cropped_no_further(cache)
         self._attend(scenario, cache)
+        before = _Before(cache)
+        for turn in range(1, TURNS):
+            outputs = [self._call(step, cache, at, turn, number) for at, step in enumerate(scenario.steps)]
+            self._steps(scenario, f", turn {turn + 1}", outputs)
+            before.restore(cache)
         if self.device.type == "cuda":
-            self._replayed(scenario, cache)
-        outputs = [self._call(step, cache) for step in scenario.steps]
+            self._replayed(scenario, cache, number)
+            before.restore(cache)
+        outputs = [self._call(step, cache, at, 0, number) for at, step in enumerate(scenario.steps)]
         self._steps(scenario, "", outputs)
         if tuple(cache.lengths.tolist()) != scenario.lengths:
             raise CheckError(f"{scenario.name}: lengths are {cache.lengths.tolist()}, not {list(scenario.lengths)}")
@@ -119,7 +128,7 @@ class Checker:
         first = torch.tensor([count - again for count, again in zip(new, counts, strict=True)], device=k.device)
         rows = (first[:, None] + torch.arange(max(counts), device=k.device)).clamp(max=k.shape[1] - 1)
         batch = torch.arange(len(new), device=k.device)[:, None]
-        self.variant.prefill(cache, self._strided(k[batch, rows]), self._strided(v[batch, rows]), counts)
+        self._prefill(cache, k[batch, rows], v[batch, rows], counts, 3)
         sequences.bound, sequences.uniform, sequences.loose = known  # lengths are what they were, so that the same launches follow
 
     def _cropped_no_further(self, cache: KVCache) -> None:
@@ -145,7 +154,7 @@ class Checker:
         tokens, full, block = prompt.k.shape[1], prompt.packed.shape[1], layout.tokens
         cache = self.variant.new_cache(1, tokens, self.device)
         cache.packed = reserved(cache.packed.shape, torch.uint8, self.device)  # zeros, so that equal blocks have equal padding
-        self.variant.prefill(cache, prompt.k, prompt.v)
+        self._prefill(cache, prompt.k, prompt.v, None, 1)
         first = first_held(spec, block, tokens)
         blocks, want = self._blocks(cache, full)[0, :, first:full], prompt.packed[:, first:]
         if not torch.equal(blocks, want):
@@ -159,47 +168,37 @@ class Checker:
                     "unpack", f"unpacked {name} of a long prompt", mine[0].transpose(0, 1), exact[0].transpose(0, 1).double()
                 )
 
-    def _steps(self, scenario: Scenario, how: str, outputs: Sequence[Output]) -> None:
+    def _steps(self, scenario: Scenario, how: str, outputs: Sequence[tuple[torch.Tensor, torch.Tensor | None]]) -> None:
         for number, (step, output) in enumerate(zip(scenario.steps, outputs, strict=True), 1):
             self.comparison.output(f"decode {number} of {scenario.name}{how}", *output, step.out, step.lse)
 
-    def _replayed(self, scenario: Scenario, cache: KVCache) -> None:
-        """Run the steps as one CUDA graph, in which launches overlap; then restore the cache."""
-        changing = [x for x in (*cache.tensors[:4], cache.sequences.least) if x is not None]
-        before = [x.clone() for x in changing]
-        bound = cache.bound
-        calls = [
-            (self._strided(step.q), self._strided(step.k), self._strided(step.v), step.crop)
-            for step in scenario.steps
-            if step.k is not None and step.v is not None
-        ]
-        outputs = [
-            (poisoned(step.q.shape, step.q.dtype, self.device), poisoned(step.lse.shape, torch.float32, self.device))
-            for step in scenario.steps
-        ]
+    def _replayed(self, scenario: Scenario, cache: KVCache, number: int) -> None:
+        """Run the steps as one CUDA graph, in which launches overlap."""
+        calls = [(step, self._formed(step, at, TURNS, number, captured=True)) for at, step in enumerate(scenario.steps)]
         torch.cuda.synchronize(self.device)
         graph = torch.cuda.CUDAGraph()
+        outputs = []
         with torch.cuda.graph(graph):
-            for (q, k, v, crop), (out, lse) in zip(calls, outputs, strict=True):
-                self.variant.decode(q, k, v, cache, out=out, lse=lse, sinks=self._sinks)
-                if crop is not None:
-                    cache.crop(crop)
+            for step, call in calls:
+                outputs.append(call.run(self.variant, cache))
+                if step.crop is not None:
+                    cache.crop(step.crop)
         graph.replay()
         self._steps(scenario, " in a graph", outputs)
-        for mine, old in zip(changing, before, strict=True):
-            mine.copy_(old)
-        cache.sequences.captured = False  # the graph is not replayed again
-        cache.bound = bound
+        cache.sequences.captured = cache.sequences.diverges = False  # the graph is not replayed again
 
     def _poisoned_cache(self, scenario: Scenario) -> KVCache:
-        """A cache whose memory is all NaN, with shuffled pages and gaps between them."""
+        """A cache whose memory is all NaN, with shuffled pages and gaps between them, whose block table is a part of a wider one."""
         page = self.variant.spec.cache.page
         table = pages = None
         if page is not None:
             need = -(-scenario.max_len // page)
             pages = 2 * scenario.batch * need
             order = torch.randperm(pages, generator=torch.Generator().manual_seed(self.policy.seed))
-            table = order[: scenario.batch * need].reshape(scenario.batch, need).to(torch.int32)
+            spare = order[-1].to(torch.int32)
+            wide = torch.full((scenario.batch, 2 * need + 1), int(spare), dtype=torch.int32, device=self.device)
+            table = wide[:, :need]
+            table.copy_(order[: scenario.batch * need].reshape(scenario.batch, need))
         cache = self.variant.new_cache(scenario.batch, scenario.max_len, self.device, table, pages)
         return poison(cache)
 
@@ -210,34 +209,35 @@ class Checker:
         for _ in range(self.policy.repeats - 1):
             same, same_lse = self._call(step, cache)
             self.comparison.same_bits(f"attend of {scenario.name} repeated", same, out)
-            self.comparison.same_bits(f"LSE of {scenario.name} repeated", same_lse, lse)
-        without = self.variant.attend(self._strided(step.q), cache, sinks=self._sinks)
-        self.comparison.same_bits(f"attend of {scenario.name} without LSE", without, out)
+            if same_lse is not None and lse is not None:
+                self.comparison.same_bits(f"LSE of {scenario.name} repeated", same_lse, lse)
+        for number in range(1, ATTENDS):
+            got, got_lse = self._call(step, cache, number // 3 * 2, number % 3)
+            self.comparison.output(f"attend of {scenario.name}, form {number + 1}", got, got_lse, step.out, step.lse)
 
-    def _call(self, step: Step, cache: KVCache) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run one step into poisoned outputs."""
-        q = self._strided(step.q)
-        out = poisoned(q.shape, q.dtype, self.device)
-        lse = poisoned(step.lse.shape, torch.float32, self.device)
-        if step.k is None or step.v is None:
-            self.variant.attend(q, cache, out=out, lse=lse, sinks=self._sinks)
-        else:
-            self.variant.decode(q, self._strided(step.k), self._strided(step.v), cache, out=out, lse=lse, sinks=self._sinks)
+    def _prefill(self, cache: KVCache, k: torch.Tensor, v: torch.Tensor, new: Sequence[int] | None, number: int) -> None:
+        """Append strided K and V; those of V are not K's strides."""
+        self.variant.prefill(cache, laid_out(k, number, self.device), laid_out(v, number + 1, self.device), new)
+
+    def _formed(self, step: Step, at: int, turn: int, scenario: int, *, captured: bool = False) -> FormedCall:
+        new = None if step.k is None or step.v is None else (step.k, step.v)
+        how = form(at, turn, scenario)
+        return formed(how, self.variant, self.device, step.q, new, self._sinks, empty=step.empty, captured=captured)
+
+    def _call(self, step: Step, cache: KVCache, at: int = 0, turn: int = 0, scenario: int = 0) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Run one step in a form; the outputs that the caller gives are poisoned."""
+        found = self._formed(step, at, turn, scenario).run(self.variant, cache)
         if step.crop is not None:
             cache.crop(step.crop)
-        return out, lse
-
-    def _strided(self, x: torch.Tensor) -> torch.Tensor:
-        """The same numbers as a view into wider rows of NaN, as after a fused QKV projection, with gaps between heads."""
-        gap = HEAD_GAP[self.device.type]
-        wide = poisoned((*x.shape[:2], 2 * x.shape[2], x.shape[3] + gap), x.dtype, self.device)
-        view = wide[:, :, x.shape[2] :, : x.shape[3]]
-        view.copy_(x)
-        return view
+        return found
 
     def _unpack(self, scenario: Scenario, cache: KVCache) -> None:
         shape = (scenario.batch, cache.bound, *scenario.k.shape[2:])
-        got = [torch.full(shape, SENTINEL, dtype=self.variant.dtype, device=self.device) for _ in range(2)]
+        wider = (shape[0], shape[2], shape[1], shape[3] + GAP)
+        got = [
+            torch.full(shape, SENTINEL, dtype=self.variant.dtype, device=self.device),
+            torch.full(wider, SENTINEL, dtype=self.variant.dtype, device=self.device)[..., : shape[3]].transpose(1, 2),
+        ]
         self.variant.unpack(cache, *got)
         token, block = torch.arange(cache.bound), self.variant.layout.tokens
         gone = [first_held(self.variant.spec, block, length) * block for length in scenario.lengths]  # passed by a sliding window
@@ -275,6 +275,21 @@ class Checker:
             return cache.packed[cache.block_table.long()].transpose(1, 2).flatten(2, 3)
         places = window_places(self.variant.spec, self.variant.layout.tokens)
         return cache.packed[:, :, torch.arange(count) % places] if places else cache.packed
+
+
+class _Before:
+    """What a cache holds, and what the host knows of it, so that the same steps can follow again."""
+
+    def __init__(self, cache: KVCache) -> None:
+        sequences = cache.sequences
+        self._changing = [x for x in (*cache.tensors[:4], sequences.least) if x is not None]
+        self._kept = [x.clone() for x in self._changing]
+        self._known = sequences.bound, sequences.uniform, sequences.loose
+
+    def restore(self, cache: KVCache) -> None:
+        for mine, old in zip(self._changing, self._kept, strict=True):
+            mine.copy_(old)
+        cache.sequences.bound, cache.sequences.uniform, cache.sequences.loose = self._known
 
 
 def _held(which: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

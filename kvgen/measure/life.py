@@ -71,8 +71,12 @@ class Life:
         packed = ((token >= self.rows.sink) & (token < end.unsqueeze(1)))[..., None, None]
         return torch.where(packed, self.read[0], self.raw[0].double()), torch.where(packed, self.read[1], self.raw[1].double())
 
-    def attend(self, q: torch.Tensor, packed_upto: tuple[int, ...], lengths: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Output and LSE of attention over `lengths`, with the blocks packed that were due at `packed_upto`."""
-        k, v = self.seen(packed_upto)
+    def attend(
+        self, q: torch.Tensor, packed_upto: tuple[int, ...], lengths: tuple[int, ...], rounded: torch.dtype | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Output and LSE of attention over `lengths`, with the blocks packed that were due at `packed_upto`, and K and V as numbers of
+        `rounded`, if given.
+        """
+        k, v = (x if rounded is None else x.to(rounded).double() for x in self.seen(packed_upto))
         attention, sinks = self.spec.attention, learned_sinks(self.spec, q.device)
         return attend(q, k, v, torch.tensor(lengths), softcap=attention.softcap, window=attention.window, sinks=sinks)

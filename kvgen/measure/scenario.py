@@ -48,6 +48,8 @@ class Step:
     lse: torch.Tensor
     crop: torch.Tensor | None = None
     """Tokens that are taken back after the step, int32 [batch]; None where the format has no rollback."""
+    empty: bool = False
+    """Whether some sequences have no tokens before it."""
 
 
 @dataclass(frozen=True)
@@ -179,7 +181,7 @@ def _scenario(
         past = upto
     drafts = life.drafted(past).both(past, rollback) if rollback else None
     queries = torch.split(all_q, [first_q, *q_lengths], dim=1)
-    first = Step(queries[0], None, None, *life.attend(queries[0], past, past))
+    first = Step(queries[0], None, None, *life.attend(queries[0], past, past), empty=min(past) == 0)
     steps = []
     for number, (q, q_len) in enumerate(zip(queries[1:], q_lengths, strict=True)):
         after = tuple(length + q_len for length in past)
@@ -187,7 +189,7 @@ def _scenario(
         kept = tuple(length - fewer for length, fewer in zip(after, rejected, strict=True))
         seen = life.drafted(kept) if rollback else life
         crop = torch.tensor(rejected, dtype=torch.int32, device=device) if rollback else None
-        steps.append(Step(q, *seen.both(past, q_len), *seen.attend(q, past, after), crop))
+        steps.append(Step(q, *seen.both(past, q_len), *seen.attend(q, past, after), crop, min(past) == 0))
         past = kept
     codes = {which: read_codes(layout, which, life.blocks) for which in OPERANDS if layout.operand(which).quantized}
     return Scenario("ragged" if ragged else "long", tuple(chunks), drafts, first, tuple(steps), past, codes, *life.seen(past))
@@ -222,7 +224,7 @@ def _repeated(scenario: Scenario, batch: int) -> Scenario:
 
     def step(one: Step) -> Step:
         k, v, crop = (None if x is None else tensors(x) for x in (one.k, one.v, one.crop))
-        return Step(tensors(one.q), k, v, tensors(one.out), tensors(one.lse), crop)
+        return Step(tensors(one.q), k, v, tensors(one.out), tensors(one.lse), crop, one.empty)
 
     return replace(
         scenario,

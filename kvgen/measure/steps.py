@@ -15,12 +15,14 @@ from typing import TypeVar
 import torch
 
 from kvgen.errors import CacheMismatch, CheckError
+from kvgen.lower.extend import extend_refusal
+from kvgen.measure.call_forms import form, formed, laid_out
 from kvgen.measure.compare import NAN_BYTE, Comparison, poison, poisoned
 from kvgen.measure.job import CheckPolicy
 from kvgen.measure.life import Life, whole_tokens
 from kvgen.measure.scenario import query_lengths
 from kvgen.reference.data import learned_sinks, normal
-from kvgen.reference.window import first_held
+from kvgen.reference.window import first_held, window_places
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.variant import Variant
 
@@ -77,10 +79,10 @@ class StepCheck:
             cache.packed = cache.packed.new_full((pages + 1, *page), NAN_BYTE)[1:]
         return poison(cache)
 
-    def outputs(self, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Poisoned output and LSE of a query."""
+    def outputs(self, q: torch.Tensor, *, lse: bool = True) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Poisoned output and, with `lse`, LSE of a query."""
         heads = (q.shape[0], q.shape[2], q.shape[1])
-        return poisoned(q.shape, q.dtype, self.device), poisoned(heads, torch.float32, self.device)
+        return poisoned(q.shape, q.dtype, self.device), poisoned(heads, torch.float32, self.device) if lse else None
 
     def attempt(self, where: str, cache: KVCache, call: Callable[[], T], *, overflow: bool) -> T | None:
         """The result of a call, after which the host must learn whether a sequence had no room; on the CPU the call itself raises."""
@@ -107,9 +109,12 @@ class StepCheck:
         if got != want:
             raise CheckError(f"{where}: lengths are {list(got)}, not {list(want)}")
 
-    def compare(self, where: str, got: tuple[torch.Tensor, torch.Tensor], want: tuple[torch.Tensor, torch.Tensor], rows: list[int]) -> None:
+    def compare(
+        self, where: str, got: tuple[torch.Tensor, torch.Tensor | None], want: tuple[torch.Tensor, torch.Tensor], rows: list[int]
+    ) -> None:
         """The output of some sequences."""
-        self.comparison.output(where, got[0][rows], got[1][rows], want[0][rows], want[1][rows])
+        lse = None if got[1] is None else got[1][rows]
+        self.comparison.output(where, got[0][rows], lse, want[0][rows], want[1][rows])
 
     def untouched(self, where: str, out: torch.Tensor, rows: list[int]) -> None:
         """Check that the outputs of sequences without room are still poisoned."""
@@ -163,8 +168,8 @@ class PlannedSteps(StepCheck):
             return lengths
         for number, (cache, (life, queries)) in enumerate(zip(caches, layers, strict=True), 1):
             q = queries[:, step * q_len : (step + 1) * q_len].contiguous()
-            out, lse = self.outputs(q)
-            k, v = life.both(lengths, q_len)
+            out, lse = self.outputs(q, lse=(step + number) % 2 == 0)
+            k, v = (laid_out(x, at, self.device) for at, x in enumerate(life.both(lengths, q_len), number))
             variant.decode(q, k, v, cache, out=out, lse=lse, sinks=self.sinks, plan=plan)
             want = life.attend(q, lengths, after)
             self.compare(f"layer {number}, {where}", (out, lse), want, [b for b in range(len(lengths)) if b not in full])
@@ -218,8 +223,8 @@ class StaticSteps(StepCheck):
         where, q_len = f"step {step + 1} of equal lengths", self.q_len
         full = lengths[0] + q_len > limit
         after = lengths if full else tuple(n + q_len for n in lengths)
-        out, lse = self.outputs(q)
-        k, v = life.both(lengths, q_len)
+        out, lse = self.outputs(q, lse=step % 2 == 0)
+        k, v = (laid_out(x, at, self.device) for at, x in enumerate(life.both(lengths, q_len), step))
         self.attempt(where, cache, lambda: self.variant.decode(q, k, v, cache, out=out, lse=lse, sinks=self.sinks), overflow=full)
         if full:
             self.untouched(where, out, list(range(self.batch)))
@@ -227,6 +232,36 @@ class StaticSteps(StepCheck):
             self.compare(where, (out, lse), life.attend(q, lengths, after), list(range(self.batch)))
         self.same_lengths(where, cache, after)
         return after
+
+
+@dataclass(frozen=True)
+class ExtendSteps(StepCheck):
+    """Extend attention: more query tokens than a GPU's kernel takes or a CPU's block of query rows holds, over short sequences."""
+
+    tokens: int = 72
+
+    def run(self) -> None:
+        """Raises CheckError at the first wrong number."""
+        spec, block = self.variant.spec, self.variant.layout.tokens
+        gpu = self.device.type == "cuda"
+        if extend_refusal(spec, gpu=gpu):
+            return
+        lengths: Lengths = (self.unpacked + block + 5, 3)
+        after = tuple(length + self.tokens for length in lengths)
+        life, _ = self.life(len(lengths), max(after), 11)
+        cache = self.first_cache(len(lengths), max(after))
+        self.variant.prefill(cache, *life.both((0,) * len(lengths), max(lengths)), lengths)
+        q = normal(spec, len(lengths), 1, q_len=self.tokens, seed=self.policy.seed + 12).q.to(self.device)
+        rounded = q.dtype if gpu else None  # torch's kernels read K and V in dtype
+        seen = life.attend(q, lengths, after, rounded)
+        call = formed(form(3), self.variant, self.device, q, life.both(lengths, self.tokens), self.sinks)
+        self.comparison.output(f"decode of {self.tokens} tokens", *call.run(self.variant, cache), *seen)
+        self.same_lengths(f"decode of {self.tokens} tokens", cache, after)
+        self.contents(f"after a decode of {self.tokens} tokens", cache, life, after)
+        if not window_places(spec, block):  # else the cache may not keep what so many see
+            call = formed(form(1), self.variant, self.device, q, None, self.sinks)
+            where = f"attend of {self.tokens} queries over {list(after)} tokens"
+            self.comparison.output(where, *call.run(self.variant, cache), *life.attend(q, after, after, rounded))
 
 
 def drop_unseen_pages(variant: Variant, cache: KVCache, lengths: Lengths, q_len: int) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from kvgen.errors import CheckError
+from kvgen.measure.call_forms import Form, formed
 from kvgen.measure.compare import NAN_BYTE, Comparison, poisoned
 from kvgen.measure.filled import Output
 from kvgen.measure.inputs import WorkloadInputs
@@ -25,6 +26,8 @@ from kvgen.runtime.variant import Variant
 
 SAMPLED = 16
 """Sequences whose packed block is compared: the first, the last, and others in between."""
+FORMS = (Form(None, None, None, "advance", 0), Form(None, "strided", -0.5, "plan", 1))
+"""Of `decode` at a workload, beside the one that has an output and an LSE: as transformers calls it, and as a captured step does."""
 
 
 @dataclass(frozen=True)
@@ -77,12 +80,19 @@ class TimedCheck:
         self._comparison.output(f"attend at {self._name}", *outputs[0], *wanted.equal)
         for output in (*outputs[1:], self._attend(self._caches[0])):
             self._same(f"attend at {self._name} repeated", output, outputs[0])
+        without = self._variant.attend(self._inputs.q, self._caches[0], sinks=self._inputs.sinks)
+        self._comparison.same_bits(f"attend at {self._name} without LSE", without, outputs[0][0])
 
     def _decode(self, wanted: _Wanted) -> None:
         """The first new token packs a block; all that are not in it wait in the residual."""
         inputs, cache, where = self._inputs, self._caches[0], f"decode at {self._name}"
         q_len, target = inputs.workload.q_len, self._target(cache)
         before = cache.packed[target].clone()
+        for how in FORMS:
+            inputs.filled.set([self._almost_full] * cache.batch)
+            call = formed(how, self._variant, inputs.device, inputs.q, (inputs.k, inputs.v), inputs.sinks)
+            self._comparison.output(f"{where}, {how.end}, LSE {how.lse}", *call.run(self._variant, cache), *wanted.decode)
+            inputs.filled.restore(cache)
         cache.packed[target] = NAN_BYTE  # else a variant that packs nothing would leave the block of the one before it
         inputs.filled.set([self._almost_full] * cache.batch)
         out, lse = self._poisoned()

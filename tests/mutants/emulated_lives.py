@@ -12,6 +12,7 @@ import torch
 
 from benchmarks.gpu_words import spec_of, workload_of
 from kvgen.lower.schedule import Value
+from kvgen.measure.call_forms import form, laid_out
 from kvgen.reference.cache import ReferenceCache
 from kvgen.reference.data import learned_sinks, normal, structured
 from kvgen.reference.packing import pack_blocks, to_blocks, unpack_blocks
@@ -209,8 +210,9 @@ def attend(built: Emulated, lengths: Lengths, processors: int, hard: bool = Fals
         few = q[:, :queries].contiguous()
         sinks = learned_sinks(built.spec)
         want = held.attend(few, sinks=sinks)
-        for planned, current in ((False, False), (True, False), (True, True)):
-            step = Step(built, held, few, processors=processors, planned=planned, first_load_is_current=current, sinks=sinks)
+        for at, (planned, current) in enumerate(((False, False), (True, False), (True, True), (False, True))):
+            how = {"processors": processors, "planned": planned, "first_load_is_current": current, "sinks": sinks}
+            step = Step(built, held, few, how=form(at + 2 * (at == 3), queries), **how)
             step.run()
             agree(kernel_named(where, planned), step, want)
 
@@ -221,12 +223,13 @@ def decode(built: Emulated, lengths: Lengths, processors: int, planned: bool, ba
     q_len = q.shape[1]
     new = normal(built.spec, len(lengths), q_len, q_len=q_len, seed=2)
     sinks = learned_sinks(built.spec)
-    step = Step(built, held, q, (new.k, new.v), backwards, processors, planned, sinks=sinks)
+    how = form(2 * planned + backwards, int(planned))
+    step = Step(built, held, q, (new.k, new.v), backwards, processors, planned, sinks=sinks, how=how)
     step.run()
     where = kernel_named(f"decode at {named(lengths)}", planned)
     agree(where, step, held.decode(q, new.k, new.v, sinks=sinks))
     after = [length + q_len for length in lengths]
-    require(step.lengths.tolist() == (list(lengths) if planned else after), f"{where}: lengths")
+    require(step.lengths.tolist() == (list(lengths) if planned or step.stays else after), f"{where}: lengths")
     expected, table = packed_cache(built, held, max(after))
     kept, places = meaningful_bytes(built.layout), window_places(built.spec, built.layout.tokens)
     for b, (old, length) in enumerate(zip(lengths, after, strict=True)):
@@ -294,9 +297,11 @@ def pack(case: EmulatedCase, folder: Path) -> None:
             for x, new in zip((k, v), fresh, strict=True):
                 new[b, :count] = x[b, done[b] : done[b] + count]
             done[b] += count
+        fresh = [laid_out(x, at, x.device) for at, x in enumerate(fresh, number)]  # V has not K's strides
         module.pack(held, *fresh, torch.tensor(piece, dtype=torch.int32), backwards=number % 2 == 0)
         require(held.lengths.tolist() == done, f"piece {number + 1} of a prefill: lengths")
-    out = [torch.full((case.batch, max(total) + 2, heads, layout.head_dim), 7.0, dtype=dtype) for _ in range(2)]
+    shape = (case.batch, max(total) + 2, heads, layout.head_dim)
+    out = [torch.full(shape, 7.0, dtype=dtype), torch.full((shape[0], heads, shape[1], shape[3]), 7.0, dtype=dtype).transpose(1, 2)]
     for b, length in enumerate(done):
         blocks, first = sequence_blocks(held.packed, held.block_table, b)[:, : rows.packed_blocks(length)], rows.first(length)
         want = pack_blocks(layout, *(to_blocks(x[b : b + 1, rows.sink : max(rows.sink, first)], n)[0] for x in (k, v)))
@@ -321,7 +326,7 @@ def empty(layout, batch: int, heads: int, room: int, page: int | None, dtype: to
     packed = torch.full((batch, heads, blocks, layout.block_bytes), 0xA5, dtype=torch.uint8)
     if page is not None:
         pages = -(-room // page)
-        table = torch.arange(batch * pages, dtype=torch.int32).flip(0).reshape(batch, pages)
+        table = emulate.part_of_wider(torch.arange(batch * pages, dtype=torch.int32).flip(0).reshape(batch, pages))
         packed = torch.full((batch * pages, heads, page // layout.tokens, layout.block_bytes), 0xA5, dtype=torch.uint8)
     residual = torch.full((batch, heads, rows, layout.head_dim), torch.nan, dtype=dtype)
     return emulate.Cache(packed, residual, residual.clone(), torch.zeros(batch, dtype=torch.int32), table)
@@ -334,8 +339,9 @@ def agree(where: str, step: Step, want: tuple[torch.Tensor, torch.Tensor]) -> No
     row_limit = row_tolerance(step.kernel.spec.attention.dtype, exact=step.kernel.exact)
     require(worst_relative_l2(step.out, want[0]) <= row_limit, f"{where}: a row of the output")
     seen = torch.isfinite(want[1])
-    require(torch.equal(torch.isfinite(step.lse), seen), f"{where}: LSE of a query that sees nothing")
-    require(relative_l2(step.lse[seen], want[1][seen]) <= limit, f"{where}: LSE")
+    if step.asks_lse:
+        require(torch.equal(torch.isfinite(step.lse), seen), f"{where}: LSE of a query that sees nothing")
+        require(relative_l2(step.lse[seen], want[1][seen]) <= limit, f"{where}: LSE")
     counters = 4 + step.kernel.counters * len(step.lengths) * step.kernel.spec.attention.kv_heads
     require(not step.workspace.view(torch.int32)[:counters].any(), f"{where}: counters that the next call finds")
 

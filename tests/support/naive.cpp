@@ -61,7 +61,7 @@ struct Cache {
     int64_t row = b, index = block_index;
     if (table) {
       const int64_t per_page = packed.size(2);
-      row = static_cast<const int32_t*>(table.value().data_ptr())[b * table.value().size(1) + block_index / per_page];
+      row = static_cast<const int32_t*>(table.value().data_ptr())[b * table.value().stride(0) + block_index / per_page];
       index = block_index % per_page;
     }
     char* base = static_cast<char*>(packed.data_ptr());

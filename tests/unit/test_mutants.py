@@ -1,4 +1,4 @@
-"""The suite of planted faults: their texts are in the headers, cases are in their spaces, the page agrees with the results."""
+"""The suite of planted faults: their texts are in the headers, cases are in their spaces."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from kvgen.errors import CompileError
 from kvgen.lower.backends import get_backend
 from kvgen.measure.job import Outcome
 from tests.mutants import run as harness
-from tests.mutants import table
 from tests.mutants.emulator import emulated_case
 from tests.mutants.fault import Case, Fault, MisplacedFault, planted
 from tests.mutants.plant import ROOT, faulty_source
@@ -116,35 +115,6 @@ def test_the_exit_code_says_what_came_of_the_suite(
 def rows(*found: tuple[str, bool, str, str]) -> dict[str, Any]:
     faults = [{"name": name, "caught": caught, "kind": kind, "detail": detail} for name, caught, kind, detail in found]
     return {"where": "a machine", "date": "2026-01-01", "caught": 1, "planted": 2, "faults": faults}
-
-
-def test_survivors_come_first_and_outcomes_are_short() -> None:
-    found = {
-        "cpu": rows(
-            ("merge-weight", True, "wrong", "attend of long: relative l2 is 0.3, and at most 0.002 is allowed"),
-            ("rescale-sum", False, "ok", ""),
-            ("merge-sum", True, "timeout", "it did not finish verify within 20 s"),
-        ),
-        "emulator": rows(("bulk-parity", False, "not reached", "")),
-    }
-    text = table.current(f"above\n{table.BEGIN}{table.END}below\n", found)
-    assert text.startswith("above\n")
-    assert text.endswith("below\n")
-    first, second, *_ = [line for line in text.splitlines() if line.startswith("| `")]
-    assert first.startswith("| `rescale-sum` | `partial_sum.hpp` |")
-    assert first.endswith("| **survives** |")
-    assert second.endswith("| not run |")
-    assert "| attend of long: relative l2 |" in text
-    assert "| timeout: it did not finish verify within 20 s |" in text
-    assert "| not run | not reached |" in text
-    assert "| on the CPU | a machine | 2026-01-01 | 1 of 2 |" in text
-
-
-def test_the_page_agrees_with_the_results() -> None:
-    found = table.results()
-    assert table.stale(found) == {}, "run the suites again (docs/verification.md)"
-    text = table.PAGE.read_text()
-    assert table.current(text, found) == text, "run `python -m tests.mutants.table`"
 
 
 def test_most_cuda_faults_are_reached_by_the_emulator() -> None:

@@ -50,7 +50,8 @@ extern "C" int call(bool packing, bool backwards, void* const* tensors, const in
   cache.block_table = static_cast<const int*>(tensors[4]);
   cache.outer_stride_bytes = numbers[0], cache.head_stride_bytes = numbers[1];
   cache.table_stride = numbers[2], cache.page_blocks = numbers[3], cache.batch = numbers[4], cache.kv_heads = numbers[5];
-  const Rows k{{tensors[5], numbers[7], numbers[8], numbers[9]}}, v{{tensors[6], numbers[7], numbers[8], numbers[9]}};
+  const Rows k{{tensors[5], numbers[7], numbers[8], numbers[9]}}, v{{tensors[6], numbers[10], numbers[11], numbers[12]}};
+  cache.blocks = numbers[13];
   const int tokens = numbers[6];
   int overflow = 0;
   if (packing) {{
@@ -116,11 +117,11 @@ class Emulated:
         return bits, params
 
     def _call(self, packing: bool, backwards: bool, cache: Cache, k: torch.Tensor, v: torch.Tensor, new: torch.Tensor | None) -> bool:
-        assert k.stride() == v.stride()
         table = cache.block_table
         page_blocks = 0 if table is None else cache.packed.shape[2]
         numbers = [*cache.packed.stride()[:2], 0 if table is None else table.stride(0), page_blocks, *cache.k_residual.shape[:2]]
-        numbers += [k.shape[1], *k.stride()[:3]]
+        blocks = cache.packed.shape[2] if table is None else table.shape[1] * page_blocks
+        numbers += [k.shape[1], *k.stride()[:3], *v.stride()[:3], blocks]
         pointers = [None if t is None else t.data_ptr() for t in [*cache.tensors(), k, v, new]]
         overflow = self.library.call(
             ctypes.c_bool(packing),
@@ -129,6 +130,13 @@ class Emulated:
             (ctypes.c_int64 * len(numbers))(*numbers),
         )
         return bool(overflow)
+
+
+def part_of_wider(table: torch.Tensor) -> torch.Tensor:
+    """The same block table as the first columns of a wider one, whose other columns are the page of the first sequence's first block."""
+    wide = torch.full((table.shape[0], 2 * table.shape[1] + 1), int(table[0, 0]), dtype=torch.int32)
+    wide[:, : table.shape[1]] = table
+    return wide[:, : table.shape[1]]
 
 
 def _compile(layout: PackedLayout, dtype: torch.dtype, rows: ResidualRows, folder: Path, places: int) -> Path:

@@ -12,12 +12,13 @@ import torch
 from kvgen.lower.cuda.render import source
 from kvgen.lower.cuda.rows import runs
 from kvgen.lower.schedule import Params, Value
+from kvgen.measure.call_forms import Form, laid_out
 from kvgen.reference.cache import ReferenceCache
 from kvgen.reference.layout import PackedLayout, packed_layout
 from kvgen.reference.plan import WORK_TILE, PlanShape, WorkTile, make_plan, written_plan
 from kvgen.reference.window import window_places
 from kvgen.spec import KernelSpec
-from tests.unit.lower_cuda.emulate import library
+from tests.unit.lower_cuda.emulate import library, part_of_wider
 
 CALLS = """
 using Attend_ = kvgen::Attend<Format, Schedule>;
@@ -43,11 +44,11 @@ extern "C" int call(bool append, bool backwards, float scale, void* const* tenso
   a.cache.blocks = n[14], a.cache.pages = n[15];
   for (int i = 0; i < 3; ++i) emulator::readable[i] = {static_cast<const unsigned char*>(tensors[i]), n[16 + (i > 0)]};
   a.cache.batch = n[4], a.cache.kv_heads = n[5], a.q_len = n[6], a.max_len = n[7];
-  a.q = {tensors[5], n[8], n[9], n[10]}, a.out = {tensors[6], n[8], n[9], n[10]}, a.lse = static_cast<float*>(tensors[7]);
+  a.q = {tensors[5], n[8], n[9], n[10]}, a.out = {tensors[6], n[19], n[20], n[21]}, a.lse = static_cast<float*>(tensors[7]);
   a.workspace = tensors[8], a.scale = scale;
-  a.plan = static_cast<const int*>(tensors[9]), a.overflow = static_cast<int*>(tensors[10]), a.limit = n[18], a.advance = !a.plan;
+  a.plan = static_cast<const int*>(tensors[9]), a.overflow = static_cast<int*>(tensors[10]), a.limit = n[18], a.advance = n[25];
   a.sinks = static_cast<const float*>(tensors[11]);
-  if (append) a.k_new = {tensors[12], n[11], n[12], n[13]}, a.v_new = {tensors[13], n[11], n[12], n[13]};
+  if (append) a.k_new = {tensors[12], n[11], n[12], n[13]}, a.v_new = {tensors[13], n[22], n[23], n[24]};
   return Attend_::launch(a, append, nullptr);
 }
 """
@@ -105,6 +106,8 @@ class Step:
     limit: int = 2**30
     first_load_is_current: bool = False
     sinks: torch.Tensor | None = None
+    how: Form | None = None
+    """The form of the call, whose tensors then lie apart. By default it asks for the LSE and advances lengths, and tensors are dense."""
     overflow: torch.Tensor = field(init=False)
     out: torch.Tensor = field(init=False)
     lse: torch.Tensor = field(init=False)
@@ -126,6 +129,14 @@ class Step:
         for residual in self.residual:
             residual[residual.eq(0).all(-1)] = torch.nan  # rows that no token has
         self.out, self.lse = torch.full_like(self.q, torch.nan), torch.full((batch, q_heads, q_len), torch.nan)
+        if self.how is not None:
+            number = self.how.number
+            self.out = laid_out(self.out, number + 1, self.out.device)
+            self.q = laid_out(self.q / (self.how.scale or 1.0), number, self.q.device)
+            if self.new is not None:
+                self.new = laid_out(self.new[0], number + 1, self.q.device), laid_out(self.new[1], number + 2, self.q.device)
+            if self.table is not None:
+                self.table = part_of_wider(self.table)
         size = self.kernel.library.workspace_bytes(self.processors, batch, heads, self.longest)
         self.workspace = torch.full((size // 4 + 1,), torch.nan)
         self.workspace[: self.kernel.counters * batch * heads + 4] = 0
@@ -140,20 +151,33 @@ class Step:
             batch, self.kernel.spec.attention.kv_heads, q_len, self.longest, *self.q.stride()[:3],
             *((self.new or (self.q,))[0].stride()[:3]),
             self.packed.shape[2] if self.table is None else self.table.shape[1] * self.packed.shape[2],
-            self.packed.shape[0], self.packed.nbytes, self.residual[0].nbytes, self.limit,
+            self.packed.shape[0], self.packed.nbytes, self.residual[0].nbytes, self.limit, *self.out.stride()[:3],
+            *((self.new or (self.q, self.q))[1].stride()[:3]), int(not self.planned and not self.stays),
         ]  # fmt: skip
         plan = self._plan() if self.planned else None
+        lse = self.lse if self.asks_lse else None
+        scale = dim**-0.5 * (1.0 if self.how is None else self.how.scale or 1.0)
         tensors = [
-            self.packed, *self.residual, self.lengths, self.table, self.q, self.out, self.lse, self.workspace, plan, self.overflow,
+            self.packed, *self.residual, self.lengths, self.table, self.q, self.out, lse, self.workspace, plan, self.overflow,
             self.sinks, *(self.new or ()),
         ]  # fmt: skip
         pointers = [None if t is None else t.data_ptr() for t in tensors]
         self.kernel.library.show(self.first_load_is_current)
         failed = self.kernel.library.call(
-            ctypes.c_bool(self.new is not None), ctypes.c_bool(self.backwards), ctypes.c_float(dim**-0.5),
+            ctypes.c_bool(self.new is not None), ctypes.c_bool(self.backwards), ctypes.c_float(scale),
             (ctypes.c_void_p * len(pointers))(*pointers), (ctypes.c_int64 * len(numbers))(*numbers),
         )  # fmt: skip
         assert not failed
+
+    @property
+    def asks_lse(self) -> bool:
+        """Whether the call asks for the LSE."""
+        return self.how is None or self.how.lse is not None
+
+    @property
+    def stays(self) -> bool:
+        """Whether lengths stay as they are although there is no plan."""
+        return self.how is not None and self.how.end == "stay"
 
     def first_seen(self) -> list[int]:
         """The first token of each sequence that the step's first query sees."""

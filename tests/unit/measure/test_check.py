@@ -105,7 +105,7 @@ def wrong_steps(f, *args) -> None:
         ("attend", finite_lse_of_nothing, "LSE of a query that sees nothing is not -inf"),
         ("attend", nan_from_unused_slots, "relative l2 is inf"),
         ("pack", forgets_length, "relative l2 is"),
-        ("decode", wrong_steps, "decode 1 of ragged: relative l2 is"),
+        ("decode", wrong_steps, "decode 1 of ragged, turn 2: relative l2 is"),
         ("unpack", writes_past_length, "positions that the cache does not hold were written"),
     ],
 )

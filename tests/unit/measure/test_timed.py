@@ -80,9 +80,16 @@ def counts_one_token(f, q, k, v, packed, k_residual, v_residual, lengths, *args)
     lengths.sub_(q.shape[1] - 1)
 
 
+def wrong_without_lse(f, *args) -> None:
+    f(*args)
+    if args[OUT + 3] is None:
+        args[OUT + 2].mul_(1.12)
+
+
 @pytest.mark.parametrize(
     ("workload", "function", "fault", "message"),
     [
+        (WORKLOADS[1], "decode", wrong_without_lse, "decode at 2x4096, advance, LSE None: relative l2"),
         (WORKLOADS[0], "attend", wrong_sequence_11, "attend at 12x96"),
         (WORKLOADS[1], "attend", forgets_tokens_beyond_3000, "attend at 2x4096: relative l2"),
         (Workload(batch=2, kv_len=96, q_len=2), "decode", loses_what_follows_a_flush, "residual after decode"),
