@@ -40,8 +40,11 @@ def get_kernel(spec: KernelSpec | str | Path | Mapping[str, Any]) -> Kernel:
     calls beyond the grid of batches and lengths) with a FallbackWarning. Where an entry was tuned at its workloads alone, those defaults
     serve the other calls. Compiles an entry that was not compiled here; never tunes.
 
-    Raises SpecError for a bad spec, RegistryMiss where no back end can run the spec, ToolchainMissing where a device or the
-    compiler that the kernel needs is absent, CompileError where compiling fails.
+    A module that was not verified on this machine is verified first, once, in a process of its own.
+
+    Raises SpecError for a bad spec, UnsupportedError where no back end can run the spec, ToolchainMissing where a device or the
+    compiler that the kernel needs is absent, CompileError where compiling fails, CheckError where a module fails verification, HostError or
+    MeasureError where this machine cannot verify it.
     """
     if not isinstance(spec, KernelSpec):
         spec = load_spec(spec)
@@ -105,15 +108,24 @@ def _fetch(spec: AnySpec) -> Kernel | MatrixKernel:
         return Kernel.of(spec, entry, selection, built)
 
 
+def _verified(entry: Entry) -> dict[str, Path]:
+    """The modules of an entry, all of which have passed verification on this machine."""
+    from kvgen.api.verify import Verification
+    from kvgen.registry import modules
+
+    with Verification(entry) as verification:
+        built = modules.modules(entry, verification.add, verification.start)
+        verification.finish()
+    return built
+
+
 def _compiled(entry: Entry, selection: Selection, stored: Entry | None) -> tuple[Entry, Selection, dict[str, Path]]:
     """The modules of an entry. Where the defaults beside a stored one cannot be compiled here, the stored one, with a caution."""
-    from kvgen.registry.modules import modules
-
     try:
-        return entry, selection, modules(entry)
+        return entry, selection, _verified(entry)
     except (ToolchainMissing, CompileError) as error:
         if stored is None or stored is entry:
             raise
-        built = modules(stored)
+        built = _verified(stored)
         caution = f"calls take the nearest launch of entry {stored.key}, however far, since the defaults cannot be compiled: {error}"
         return stored, selection._replace(entry=stored, cautions=(*selection.cautions, caution)), built

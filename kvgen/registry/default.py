@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from kvgen._machine import vector_bits, vector_registers
 from kvgen.arch import Target
 from kvgen.digest import canonical_json
-from kvgen.errors import RegistryMiss
+from kvgen.errors import UnsupportedError
 from kvgen.lower import backends
 from kvgen.lower.base import Source
 from kvgen.lower.defaults import Defaults, defaults_of
@@ -26,7 +27,7 @@ from kvgen.validated import recall, record
 
 def serving_entry(spec: AnySpec, target: Target, selection: Selection) -> tuple[Entry, Selection]:
     """The entry whose launches serve calls: that of a selection with the defaults beside it, else the defaults alone. The selection has it
-    where it comes from the registry. Raises RegistryMiss where no back end supports the spec.
+    where it comes from the registry. Raises UnsupportedError where no back end supports the spec.
     """
     if selection.entry is None:
         return default_entry(spec, target, selection)
@@ -37,11 +38,11 @@ def serving_entry(spec: AnySpec, target: Target, selection: Selection) -> tuple[
 def default_entry(spec: AnySpec, target: Target, selection: Selection) -> tuple[Entry, Selection]:
     """An entry that is in no store, and the selection with a caution that says so.
 
-    Raises RegistryMiss where no back end supports the spec.
+    Raises UnsupportedError where no back end supports the spec.
     """
     backend, reasons = backends.first_for(spec, target)
     if backend is None:
-        raise RegistryMiss(f"no kernel for {spec.name} on {target}: {'; '.join((*reasons, *selection.why))}")
+        raise UnsupportedError(f"no kernel for {spec.name} on {target}", "; ".join((*reasons, *selection.why)), is_backend=False)
     defaults = defaults_of(backend, spec, target)
     sources = {schedule: (backend.lower(spec, schedule, target), None) for schedule in defaults.schedules()}
     entry = untuned_entry(spec, target, defaults, sources, device={})
@@ -71,7 +72,8 @@ def with_defaults(entry: Entry) -> Entry:
         return entry
     launches = [[launch.workload.key, launch.backend, dict(launch.params)] for launch in entry.launches]
     works = [[work.key, work.weight] for work in spec.workloads]
-    source = canonical_json([spec.format_id, entry.arch, works, dict(entry.layout), launches])
+    registers = [vector_bits(), vector_registers()] if entry.arch == "cpu" else []  # what the CPU's defaults and sources depend on
+    source = canonical_json([spec.format_id, entry.arch, registers, works, dict(entry.layout), launches])
     beside = recall(Beside, source)
     if beside is None:
         beside = _beside(spec, entry)
