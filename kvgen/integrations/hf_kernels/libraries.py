@@ -57,8 +57,8 @@ class Build:
 def compiled(spec: KernelSpec, targets: Iterable[Target], tell: Tell) -> list[Build]:
     """Choose, compile and, where this machine can run them, verify the libraries of all targets, the newest machines first.
 
-    Raises UnsupportedError where no back end supports the spec, CompileError, ToolchainMissing, CheckError for a wrong result, and HostError
-    where a library that this machine runs could not be verified.
+    Raises UnsupportedError where no back end supports the spec, CompileError, ToolchainMissing, CheckError for a wrong
+    result, and HostError where a library that this machine runs could not be verified.
     """
     if ptx_only_default():
         raise KvgenError("KVGEN_PTX_ONLY is set, and exported libraries hold machine code: unset it")

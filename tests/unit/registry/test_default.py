@@ -226,6 +226,16 @@ def test_a_selection_has_the_entry_that_serves() -> None:
     assert serving_entry(stored.spec, "sm90", Selection(None, "default", ()))[1].entry is None
 
 
+def test_a_record_of_defaults_is_for_processors_with_the_same_vector_registers(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str | None] = []
+    monkeypatch.setattr(default, "recall", lambda _, source: asked.append(source) or default.Beside())
+    stored = replace(tuned("1x4096"), arch="cpu")
+    for bits in (128, 512, 512):
+        monkeypatch.setenv("KVGEN_MACHINE", f'{{"vector_bits": {bits}}}')
+        assert with_defaults(stored) == stored
+    assert asked[0] != asked[1] == asked[2]
+
+
 def test_what_was_rendered_is_recorded_and_serves_again_until_templates_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVGEN_CACHE_DIR", str(tmp_path))
     stored = tuned("1x4096", "8x32768")

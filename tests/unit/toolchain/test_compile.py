@@ -28,7 +28,9 @@ def test_a_source_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert (first.path.parent / "kernel.cpp").read_text() == GOOD.text
 
 
-def test_what_was_compiled_here_is_found_without_a_compiler_and_compiled_again_by_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_compiled_here_is_found_without_a_compiler_and_compiled_again_by_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = build(GOOD, ArtifactCache(tmp_path))
     real = compiling.compiler_for(GOOD.language)
 
