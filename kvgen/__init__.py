@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kvgen.api import FallbackWarning, Kernel, MatrixKernel, build, get_kernel, get_matrix_kernel, support_table
-    from kvgen.errors import KvgenError, SpecError
+    from kvgen.errors import KvgenError, SpecError, UnsupportedError
     from kvgen.spec import KernelSpec, MatrixSpec, load_any_spec, load_spec
 
 __version__ = "0.1.0"
@@ -22,6 +22,7 @@ _HOMES = {
     "MatrixKernel": "kvgen.api",
     "MatrixSpec": "kvgen.spec",
     "SpecError": "kvgen.errors",
+    "UnsupportedError": "kvgen.errors",
     "build": "kvgen.api",
     "get_kernel": "kvgen.api",
     "get_matrix_kernel": "kvgen.api",
@@ -38,6 +39,7 @@ __all__ = [
     "MatrixKernel",
     "MatrixSpec",
     "SpecError",
+    "UnsupportedError",
     "__version__",
     "build",
     "get_kernel",

@@ -18,6 +18,7 @@ from kvgen.spec.target import resolve
 if TYPE_CHECKING:
     from kvgen.api.kernel import Kernel
     from kvgen.api.matrix import MatrixKernel
+    from kvgen.registry.entry import Entry
 
 ENVIRONMENT = ("KVGEN_REGISTRY_DIR", "KVGEN_SITE_DIR", "KVGEN_CACHE_DIR")
 """Variables that may change within a process: the others are read once."""
@@ -37,8 +38,11 @@ def get_kernel(spec: KernelSpec | str | Path | Mapping[str, Any]) -> Kernel:
     Takes the entry tuned for the spec's workloads, else for the nearest ones, else a back end's default schedules with a FallbackWarning.
     Compiles an entry that was not compiled here; never tunes.
 
-    Raises SpecError for a bad spec, RegistryMiss where no back end can run the spec, ToolchainMissing where a device or the
-    compiler that the kernel needs is absent, CompileError where compiling fails.
+    A module that was not verified on this machine is verified first, once, in a process of its own.
+
+    Raises SpecError for a bad spec, UnsupportedError where no back end can run the spec, ToolchainMissing where a device or the
+    compiler that the kernel needs is absent, CompileError where compiling fails, CheckError where a module fails verification, HostError or
+    MeasureError where this machine cannot verify it.
     """
     if not isinstance(spec, KernelSpec):
         spec = load_spec(spec)
@@ -84,14 +88,13 @@ def _fetch(spec: AnySpec) -> Kernel | MatrixKernel:
     """From a spec to its kernel: the target, the entry, its compiled modules, the kernel over them. Raises as `get_kernel` does."""
     with resting():
         from kvgen.registry.default import serving_entry
-        from kvgen.registry.modules import modules
         from kvgen.runtime.device import require_device
 
         target = resolve(spec.arch)
         require_device(target)
         entry, selection = serving_entry(spec, target, select(spec, target))
     # This may take minutes, in which the program's own garbage is collected.
-    built = modules(entry)
+    built = _verified(entry)
     with resting():
         if isinstance(spec, MatrixSpec):
             from kvgen.api.matrix import MatrixKernel
@@ -100,3 +103,14 @@ def _fetch(spec: AnySpec) -> Kernel | MatrixKernel:
         from kvgen.api.kernel import Kernel
 
         return Kernel.of(spec, entry, selection, built)
+
+
+def _verified(entry: Entry) -> dict[str, Path]:
+    """The modules of an entry, all of which have passed verification on this machine."""
+    from kvgen.api.verify import Verification
+    from kvgen.registry import modules
+
+    with Verification(entry) as verification:
+        built = modules.modules(entry, verification.add, verification.start)
+        verification.finish()
+    return built

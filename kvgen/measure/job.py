@@ -6,12 +6,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, get_args
 
+from kvgen import __version__
+from kvgen._nvml import gpu_identity
 from kvgen.arch import Target, device_type
+from kvgen.digest import digest
 from kvgen.lower.schedule import Schedule, layout_of
 from kvgen.plaindata import Facts, Json
 from kvgen.reference.layout import PackedLayout
 from kvgen.spec import AnySpec, AnyWorkload, KernelSpec
 from kvgen.spec.timing import Timing
+from kvgen.toolchain.compilers import machine
 
 Kind = Literal["ok", "unsupported", "compile_error", "wrong", "crash", "timeout", "oom"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -83,6 +87,13 @@ class Job(Json):
     def device(self) -> str:
         """The torch device type that the variant runs on."""
         return device_type(self.target)
+
+    @property
+    def use(self) -> str:
+        """Digest of what a verification of the artifact holds for, besides its bytes: format, layout and rounding, kvgen, machine, GPU."""
+        gpu = {} if self.device == "cpu" else gpu_identity()
+        exact = self.schedule.exact
+        return digest([__version__, self.spec.format_id, dict(self.schedule.layout), exact, machine(self.target), gpu])
 
     def layout(self) -> PackedLayout:
         """The packed layout of the schedule's layout part. Raises as `layout_of` does, and TypeError for an operation on a matrix."""

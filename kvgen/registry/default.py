@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvgen.arch import Target
-from kvgen.errors import RegistryMiss
+from kvgen.errors import UnsupportedError
 from kvgen.lower import backends
 from kvgen.lower.base import Backend, Source
 from kvgen.lower.schedule import Schedule
@@ -19,13 +19,13 @@ from kvgen.toolchain import Artifact
 def serving_entry(spec: AnySpec, target: Target, selection: Selection) -> tuple[Entry, Selection]:
     """The entry whose launches serve calls: that of a selection, else one of defaults that is in no store, with a caution that says so.
 
-    Raises RegistryMiss where no back end supports the spec.
+    Raises UnsupportedError where no back end supports the spec.
     """
     if selection.entry is not None:
         return selection.entry, selection
     backend, reasons = backends.first_for(spec, target)
     if backend is None:
-        raise RegistryMiss(f"no kernel for {spec.name} on {target}: {'; '.join((*reasons, *selection.why))}")
+        raise UnsupportedError(f"no kernel for {spec.name} on {target}", "; ".join((*reasons, *selection.why)), is_backend=False)
     code = {schedule: (backend.lower(spec, schedule, target), None) for schedule in backend.defaults(spec, target)}
     caution = f"nothing is tuned for this format on {target}; using {backend.name}'s default schedules"
     return untuned_entry(spec, target, backend, code, device={}), selection._replace(cautions=(caution, *selection.cautions))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from kvgen.errors import ToolchainMissing
@@ -16,14 +16,19 @@ LOG = logging.getLogger("kvgen")
 """For information that needs no action. Without a handler, Python prints messages from WARNING on to stderr."""
 
 
-def modules(entry: Entry) -> dict[str, Path]:
-    """Shared libraries by the file of the launches that they were compiled from.
+Ready = Callable[[str, Artifact], object]
+"""Called with the file of launches and their module as soon as it is there."""
+
+
+def modules(entry: Entry, ready: Ready = lambda *_: None, starting: Callable[[], object] = lambda: None) -> dict[str, Path]:
+    """Shared libraries by the file of the launches that they were compiled from. `starting` is called before the first compilation.
 
     The module that was measured is taken if the cache has it, it runs on this machine, and the headers are unchanged; then no compiler is
     needed. If the headers have changed, the schedule is rendered again, because an old source may not fit new headers.
     Raises ToolchainMissing, CompileError.
     """
     cache = ArtifactCache()
+    cache.require_executable()
     found: dict[str, Path] = {}
     missing: dict[str, Source] = {}
     for launch in entry.every_launch:
@@ -33,9 +38,10 @@ def modules(entry: Entry) -> dict[str, Path]:
         tuned = tuned_module(entry, code, cache)
         if tuned is not None:
             found[launch.file] = tuned.path
+            ready(launch.file, tuned)
         else:
             missing[launch.file] = entry.source(code) or _rendered(entry, launch)
-    return found | _compiled(missing, cache) if missing else found
+    return found | _compiled(missing, cache, ready, starting) if missing else found
 
 
 def tuned_module(entry: Entry, code: Code, cache: ArtifactCache) -> Artifact | None:
@@ -56,16 +62,19 @@ def _rendered(entry: Entry, launch: Launch) -> Source:
     return get_backend(launch.backend).lower(entry.spec, entry.schedule(launch), entry.arch)
 
 
-def _compiled(sources: Mapping[str, Source], cache: ArtifactCache) -> dict[str, Path]:
+def _compiled(sources: Mapping[str, Source], cache: ArtifactCache, ready: Ready, starting: Callable[[], object]) -> dict[str, Path]:
     """Compiled in parallel if the cache lacks them."""
     from kvgen.toolchain.pool import build_all
 
-    def starting(count: int) -> None:
+    files = {source.id: file for file, source in sources.items()}
+
+    def compiling(count: int) -> None:
         target = next(iter(sources.values())).target
         LOG.warning("kvgen: compiling %d kernel%s for %s (first use; cached afterwards)", count, "s" if count > 1 else "", target)
+        starting()
 
     try:
-        artifacts = build_all(sources.values(), cache, starting)
+        artifacts = build_all(sources.values(), cache, compiling, lambda key, artifact: ready(files[key], artifact))
     except ToolchainMissing as error:
         raise ToolchainMissing(f"the kernel is not compiled on this machine yet, and cannot be: {error}") from error
     return {file: artifacts[source.id].path for file, source in sources.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, TypeVar
@@ -94,7 +95,7 @@ class MatrixModule(Functions):
 def load_library(path: Path) -> tvm_ffi.Module:
     """Load any TVM-FFI shared library. Raises KvgenError if it cannot be loaded."""
     try:
-        return tvm_ffi.load_module(str(path))
+        return tvm_ffi.load_module(os.fsencode(path).decode())  # TVM-FFI encodes as UTF-8, whatever the locale
     except Exception as error:
         raise KvgenError(f"cannot load {path}: {error}") from error
 

@@ -74,9 +74,7 @@ class ArtifactCache:
             return self._publish(key, staged)
 
     def name(self, source_id: str, key: str, machine: str) -> None:
-        """Let a module be found by its source alone on machines like `machine` (`compilers.machine`): it was compiled on another one, and
-        its compiler may be missing here.
-        """
+        """Let a module be found by its source alone on machines like `machine` (`compilers.machine`): its compiler may be missing there."""
         place, _ = self._source(source_id, machine), self._folder(key)
         with self.scratch() as scratch:
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -90,6 +88,33 @@ class ArtifactCache:
         except (OSError, ValueError):
             return None
         return self.get(key) if is_name(key) else None
+
+    def verified(self, artifact: Artifact, use: str) -> bool:
+        """Whether `mark_verified` recorded exactly these bytes for this use."""
+        try:
+            return read_plain(self._record(artifact, use), MOST_TEXT).decode() == artifact.sha256 != ""
+        except (OSError, ValueError):
+            return False
+
+    def mark_verified(self, artifact: Artifact, use: str) -> None:
+        """Record beside a module that its bytes passed verification. `use`: the digest of what that holds for (`Job.use`)."""
+        record = self._record(artifact, use)
+        with self.scratch() as folder:
+            (folder / "record").write_text(artifact.sha256)
+            (folder / "record").replace(record)
+
+    def remove(self, artifact: Artifact) -> None:
+        """Remove a module, so that it is compiled again."""
+        with self.scratch() as aside, suppress(FileNotFoundError):  # another process removed it
+            self._folder(artifact.id).rename(aside / "removed")
+
+    def require_executable(self) -> None:
+        """Raise HostError if no module can be loaded from the cache, because its file system is mounted noexec."""
+        folder = next(path for path in (self.root.absolute(), *self.root.absolute().parents) if path.exists())
+        if os.statvfs(folder).f_flag & os.ST_NOEXEC:
+            raise HostError(
+                f"{self.root} is mounted noexec, and no module can be loaded from there: let KVGEN_CACHE_DIR name another folder", folder
+            )
 
     def require_writable(self) -> None:
         """Raise HostError if the cache cannot be written."""
@@ -167,6 +192,9 @@ class ArtifactCache:
         if not is_name(key):
             raise KvgenError(f"{key!r:.120} is no key of a compiled module")
         return self.root / "modules" / key[:2] / key
+
+    def _record(self, artifact: Artifact, use: str) -> Path:
+        return child(self._folder(artifact.id), f"verified-{use}")
 
     def _source(self, source_id: str, machine: str) -> Path:
         if not is_name(source_id):

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from kvgen.children import run
-from kvgen.errors import HOST_REASONS, CompileError, CompilerCrash, HostError, host_errors
+from kvgen.errors import HOST_REASONS, CompileError, CompilerCrash, HostError, ToolchainMissing, host_errors
 from kvgen.lower.base import Source
 from kvgen.toolchain.artifact import Artifact, Resources
 from kvgen.toolchain.cache import ArtifactCache
@@ -46,17 +46,34 @@ def build(
     compiler = compiler_for(source.language)
     key = compiler.key(source, ptx_only=ptx_only)
     with cache.lock(key):
-        return cache.get(key) or _compile(source, compiler, key, cache, ptx_only, timeout_s)
+        artifact = cache.get(key) or _compile(source, compiler, key, cache, ptx_only, timeout_s)
+    cache.name(source.id, key, _named_for(source, ptx_only))
+    return artifact
 
 
 def cached(source: Source, cache: ArtifactCache, *, ptx_only: bool | None = None) -> Artifact | None:
-    """The artifact of a source from the cache, compiled here or imported; None if it has to be compiled.
+    """The artifact of a source from the cache, imported or compiled here; None if it has to be compiled.
 
-    Raises ToolchainMissing if only the compiler could tell, because its version is part of the key.
+    What was compiled here counts for the same compiler alone, or where there is none. Raises ToolchainMissing where the cache has nothing
+    and there is no compiler, HostError where the cache is mounted noexec.
     """
+    cache.require_executable()
     ptx_only = ptx_only_default() if ptx_only is None else ptx_only
-    carried = None if ptx_only else cache.named(source.id, machine(source.target))
-    return carried or cache.get(compiler_for(source.language).key(source, ptx_only=ptx_only))
+    named = cache.named(source.id, _named_for(source, ptx_only))
+    if named is not None and named.origin:
+        return named
+    try:
+        compiler = compiler_for(source.language)
+    except ToolchainMissing:
+        if named is None:
+            raise
+        return named
+    return cache.get(compiler.key(source, ptx_only=ptx_only))
+
+
+def _named_for(source: Source, ptx_only: bool) -> str:
+    """The machines on which the cache finds a module by its source alone."""
+    return machine(source.target) + ("-ptx" if ptx_only else "")
 
 
 def _compile(source: Source, compiler: Compiler, key: str, cache: ArtifactCache, ptx_only: bool, timeout_s: float) -> Artifact:

@@ -79,19 +79,28 @@ def build_many(
             yield futures[future], error if isinstance(error, (CompileError, CompilerCrash)) else future.result()
 
 
-def build_all(sources: Iterable[Source], cache: ArtifactCache, starting: Callable[[int], object]) -> dict[str, Artifact]:
+def build_all(
+    sources: Iterable[Source],
+    cache: ArtifactCache,
+    starting: Callable[[int], object],
+    ready: Callable[[str, Artifact], object] = lambda *_: None,
+) -> dict[str, Artifact]:
     """Artifacts by source id: from the cache, or compiled in parallel, each distinct source once.
 
-    `starting` is called with the number of compilations before the first, and not at all if there are none. The first failure
-    is raised, and the other compilations end. Raises as `build` does.
+    `starting` is called with the number of compilations before the first, and not at all if there are none; `ready` with the id and
+    the artifact of each source as soon as it is there. The first failure is raised, and the other compilations end. Raises as `build`
+    does.
     """
     distinct = {source.id: source for source in sources}
     found = {key: artifact for key, source in distinct.items() if (artifact := cached(source, cache)) is not None}
     missing = [source for key, source in distinct.items() if key not in found]
     if missing:
         starting(len(missing))
+    for key, artifact in found.items():
+        ready(key, artifact)
     for index, result in build_many(missing, cache=cache):
         if not isinstance(result, Artifact):
             raise result
         found[missing[index].id] = result
+        ready(missing[index].id, result)
     return found

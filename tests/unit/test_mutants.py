@@ -6,7 +6,6 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -110,11 +109,6 @@ def test_the_exit_code_says_what_came_of_the_suite(
     assert harness.run(suite, Judges(**kinds), args) == code  # type: ignore[arg-type]
     suite.close()
     assert args.out.exists() == (code != 2)
-
-
-def rows(*found: tuple[str, bool, str, str]) -> dict[str, Any]:
-    faults = [{"name": name, "caught": caught, "kind": kind, "detail": detail} for name, caught, kind, detail in found]
-    return {"where": "a machine", "date": "2026-01-01", "caught": 1, "planted": 2, "faults": faults}
 
 
 def test_most_cuda_faults_are_reached_by_the_emulator() -> None:

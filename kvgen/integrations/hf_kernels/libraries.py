@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kvgen.arch import GPUS, Target, device_type
-from kvgen.errors import CheckError, KvgenError
+from kvgen.errors import CheckError, HostError, KvgenError
 from kvgen.integrations.hf_kernels.levels import CpuLevel, cpu_levels
 from kvgen.lower.base import Source
 from kvgen.measure.worker import Worker
@@ -57,7 +57,8 @@ class Build:
 def compiled(spec: KernelSpec, targets: Iterable[Target], tell: Tell) -> list[Build]:
     """Choose, compile and, where this machine can run them, verify the libraries of all targets, the newest machines first.
 
-    Raises RegistryMiss where no back end supports the spec, CompileError, ToolchainMissing, CheckError for a wrong result.
+    Raises UnsupportedError where no back end supports the spec, CompileError, ToolchainMissing, CheckError for a wrong
+    result, and HostError where a library that this machine runs could not be verified.
     """
     if ptx_only_default():
         raise KvgenError("KVGEN_PTX_ONLY is set, and exported libraries hold machine code: unset it")
@@ -99,8 +100,10 @@ class _Plan:
         found = check_numerics(self.entry, libraries, worker)
         if found.status == "regressed":
             raise CheckError(f"the library for {level.name if level else self.entry.arch} is wrong: {found.detail}")
-        where = f"verified on this {device_type(self.entry.arch)}" if found.status == "good" else "not verified"
-        return Build(self.entry, self.cautions, level, libraries, f"{where}: {found.detail}")
+        if found.status != "good":
+            raise HostError(f"the library for {level.name if level else self.entry.arch} could not be verified: {found.detail}")
+        verified = f"verified on this {device_type(self.entry.arch)}: {found.detail}"
+        return Build(self.entry, self.cautions, level, libraries, verified)
 
 
 def _lacks(level: CpuLevel) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -18,9 +19,10 @@ import pytest
 import torch
 
 import kvgen
-from kvgen.api import fetch
-from kvgen.errors import CompileError, RegistryMiss, SpecError, ToolchainMissing
+from kvgen.api import fetch, verify
+from kvgen.errors import CheckError, CompileError, SpecError, ToolchainMissing, UnsupportedError
 from kvgen.lower import backends
+from kvgen.measure.worker import Worker
 from kvgen.registry.select import Selection
 from kvgen.registry.store import Store
 from kvgen.spec import dump_spec, load_spec
@@ -36,6 +38,7 @@ def naive_backend(monkeypatch):
     class Naive:
         name, targets = "cpu", ("cpu",)
         reason: str | None = None
+        fault: str | None = None
 
         def missing(self):
             return None
@@ -52,7 +55,7 @@ def naive_backend(monkeypatch):
             return None
 
         def lower(self, spec, schedule, target):
-            return naive_source()
+            return naive_source(self.fault)
 
     backend = Naive()
     monkeypatch.setattr(backends, "NAMES", ("cpu",))
@@ -141,14 +144,16 @@ def test_after_a_change_of_headers_each_launch_is_rendered_by_its_own_back_end(p
 
 def test_nothing_supports_the_spec(places, spec, naive_backend):
     naive_backend.reason = "it is too naive"
-    with pytest.raises(RegistryMiss, match=r"^no kernel for naive on cpu: cpu: it is too naive; user .*nothing for this format") as missed:
+    with pytest.raises(
+        UnsupportedError, match=r"^no kernel for naive on cpu: cpu: it is too naive; user .*nothing for this format"
+    ) as missed:
         kvgen.get_kernel(spec)
     assert "default" not in str(missed.value)
 
 
 def test_a_back_end_of_another_target_is_no_reason(places, spec):
     whole = load_spec({**spec.to_json(), "key": {"bits": 4, "group": 4096}})
-    with pytest.raises(RegistryMiss, match=r"^no kernel for naive on cpu: cpu: whole groups need blocks of 4096 tokens") as missed:
+    with pytest.raises(UnsupportedError, match=r"^no kernel for naive on cpu: cpu: whole groups need blocks of 4096 tokens") as missed:
         kvgen.get_kernel(whole)
     assert "does not target" not in str(missed.value)
 
@@ -245,13 +250,52 @@ def test_without_a_compiler_the_error_says_so(registered, spec, tmp_path, monkey
         kvgen.get_kernel(spec)
 
 
-def test_a_module_for_other_instructions_is_not_loaded(places, spec, monkeypatch):
+def test_a_module_for_other_instructions_is_not_loaded(places, spec, tmp_path, monkeypatch):
     """It would die of an illegal instruction."""
+    monkeypatch.setenv("KVGEN_CACHE_DIR", str(tmp_path / "own"))
     entry = naive_entry(spec)
+    shutil.rmtree(tmp_path / "own" / "sources")  # as if it had come from another machine
     Store(places).put(replace(entry, codes={file: replace(code, machine="another") for file, code in entry.codes.items()}))
     monkeypatch.setattr(compile_module, "compiler_for", _no_compiler)
     with pytest.raises(ToolchainMissing):
         kvgen.get_kernel(spec)
+
+
+# --- verifying -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", ["wrong", "crash", "hang"])
+def test_a_default_that_fails_verification_is_not_served(places, spec, naive_backend, tmp_path, monkeypatch, fault):
+    monkeypatch.setenv("KVGEN_CACHE_DIR", str(tmp_path / "own"))
+    monkeypatch.setattr(verify, "TIMEOUT_S", 3.0 if fault == "hang" else 60.0)
+    naive_backend.fault = fault
+    kind = "timeout" if fault == "hang" else fault
+    for _ in range(2 if fault == "wrong" else 1):
+        with pytest.raises(CheckError, match=rf"^module kernel-\w+\.cpp of naive \(.*failed verification and is not served: {kind}: "):
+            kvgen.get_kernel(spec)
+        assert not list((tmp_path / "own" / "modules").rglob("*.so"))
+    naive_backend.fault = None
+    monkeypatch.setattr(verify, "TIMEOUT_S", 60.0)
+    with pytest.warns(kvgen.FallbackWarning):
+        assert kvgen.get_kernel(spec).selection.how == "default"
+
+
+def test_a_module_is_verified_once_by_its_bytes(places, spec, naive_backend, tmp_path, monkeypatch):
+    monkeypatch.setenv("KVGEN_CACHE_DIR", str(tmp_path / "own"))
+    jobs = []
+    real = Worker.run
+    monkeypatch.setattr(Worker, "run", lambda worker, job, *rest: jobs.append(job) or real(worker, job, *rest))
+
+    def fetched():
+        fetch.forget()
+        with pytest.warns(kvgen.FallbackWarning):
+            kvgen.get_kernel(spec)
+        return len(jobs)
+
+    assert [fetched(), fetched()] == [1, 1]
+    (record,) = (tmp_path / "own" / "modules").rglob("verified-*")
+    record.write_text("0" * 64)  # of other bytes
+    assert [fetched(), fetched()] == [2, 2]
 
 
 # --- what is imported ------------------------------------------------------------------------------------------------
@@ -353,7 +397,7 @@ def test_garbage_is_collected_while_kernels_are_compiled(registered, spec, monke
     from kvgen.registry import modules
 
     real, collecting = modules.modules, []
-    monkeypatch.setattr(modules, "modules", lambda entry: collecting.append(gc.isenabled()) or real(entry))
+    monkeypatch.setattr(modules, "modules", lambda *rest: collecting.append(gc.isenabled()) or real(*rest))
     fetch.forget()
     kvgen.get_kernel(spec)
     assert collecting == [True]

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from kvgen.arch import Target
-from kvgen.errors import CheckError, KvgenError, ToolchainMissing, UnsupportedError
+from kvgen.errors import CheckError, HostError, KvgenError, ToolchainMissing, UnsupportedError
 from kvgen.integrations.hf_kernels import export, levels, libraries, standalone
 from kvgen.integrations.hf_kernels.export import Exported, export_kernel
 from kvgen.lower.backends import get_backend
@@ -207,6 +207,15 @@ def test_a_wrong_library_ends_the_export(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(libraries, "cannot_run_here", lambda target: None)
     monkeypatch.setattr(libraries, "check_numerics", lambda *_: Finding("numerics", "regressed", "kernel.cu: wrong: 3 is no 4"))
     with pytest.raises(CheckError, match="the library for sm90 is wrong: kernel.cu: wrong: 3 is no 4"):
+        _export(tmp_path / "k", "sm90")
+    assert not (tmp_path / "k").exists()
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_a_library_that_this_machine_runs_and_cannot_verify_is_not_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(libraries, "cannot_run_here", lambda target: None)
+    monkeypatch.setattr(libraries, "check_numerics", lambda *_: Finding("numerics", "unable", "kernel.cu: oom: no room", environment=True))
+    with pytest.raises(HostError, match="the library for sm90 could not be verified: kernel.cu: oom: no room"):
         _export(tmp_path / "k", "sm90")
     assert not (tmp_path / "k").exists()
 

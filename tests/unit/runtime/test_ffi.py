@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +16,7 @@ from kvgen import _resources
 from kvgen.lower.base import Source
 from kvgen.runtime.module import load_library
 from kvgen.toolchain import ArtifactCache, build
+from tests.support.naive import naive_artifact
 
 PROBE = """
 #include "kvgen/calls.hpp"
@@ -96,3 +101,12 @@ def test_strides_where_there_must_be_none(library: Any) -> None:
         probe(library, lse=torch.zeros(3, 4, 2)[..., :1])
     with pytest.raises(ValueError, match="attend: block_table must be contiguous in its last dimension"):
         probe(library, block_table=torch.zeros(3, 6, dtype=torch.int32)[:, ::2])
+
+
+def test_a_module_is_loaded_from_a_folder_with_other_letters_in_any_locale(tmp_path: Path) -> None:
+    folder = tmp_path / "f\u00fcr Kerne"
+    folder.mkdir()
+    shutil.copy(naive_artifact().path, folder)
+    code = "import sys; from pathlib import Path; from kvgen.runtime.module import load; load(next(Path(sys.argv[1]).iterdir()))"
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    subprocess.run([sys.executable, "-c", code, os.fsencode(folder)], env={**os.environ, **locale}, check=True)

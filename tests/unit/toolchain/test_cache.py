@@ -7,7 +7,9 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -213,3 +215,24 @@ def test_an_unreadable_module_is_said_to_be_so(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(cache_module, "read_plain", refuses)
     with pytest.raises(HostError, match=r"cannot read .*artifact.json: Permission denied"):
         cache.get("ab12")
+
+
+def test_a_record_of_verification_holds_for_its_bytes_and_its_use(tmp_path: Path) -> None:
+    cache = ArtifactCache(tmp_path / "cache")
+    artifact = cache.put("ab12", module(tmp_path), RESOURCES)
+    assert not cache.verified(artifact, "use")
+    cache.mark_verified(artifact, "use")
+    assert ArtifactCache(tmp_path / "cache").verified(artifact, "use")
+    assert not cache.verified(artifact, "other")
+    assert not cache.verified(replace(artifact, sha256="0" * 64), "use")
+    cache.remove(artifact)
+    assert cache.get("ab12") is None
+    assert not cache.verified(artifact, "use")
+
+
+def test_a_cache_that_is_mounted_noexec_is_a_failure_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.statvfs
+    flags = os.ST_NOEXEC
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=real(path).f_flag | flags))
+    with pytest.raises(HostError, match="mounted noexec"):
+        build(Source("int f;\n", "c++", "cpu"), ArtifactCache(tmp_path / "not" / "there"))

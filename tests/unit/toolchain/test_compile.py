@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,23 @@ def test_a_source_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(compiling, "run_compiler", lambda *_: pytest.fail("compiled again"))
     assert build(GOOD, ArtifactCache(tmp_path)) == first
     assert (first.path.parent / "kernel.cpp").read_text() == GOOD.text
+
+
+def test_what_was_compiled_here_is_found_without_a_compiler_and_compiled_again_by_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = build(GOOD, ArtifactCache(tmp_path))
+    real = compiling.compiler_for(GOOD.language)
+
+    def missing(language: str) -> None:
+        raise ToolchainMissing("g++ was not found")
+
+    monkeypatch.setattr(compiling, "compiler_for", missing)
+    assert build(GOOD, ArtifactCache(tmp_path)) == first
+    with pytest.raises(ToolchainMissing):
+        build(GOOD, ArtifactCache(tmp_path), ptx_only=True)
+    monkeypatch.setattr(compiling, "compiler_for", lambda _: replace(real, version="99.9"))
+    assert build(GOOD, ArtifactCache(tmp_path)).id != first.id
 
 
 def test_compiler_errors_name_the_template_line_and_leave_nothing(tmp_path: Path) -> None:

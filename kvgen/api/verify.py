@@ -1,0 +1,88 @@
+"""Verifies the modules of a fetch against the fp64 reference, each once on this machine, in a process of its own while others compile."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+
+from kvgen.arch import device_type
+from kvgen.errors import CheckError, HostError, MeasureError
+from kvgen.measure.job import CheckPolicy, Job
+from kvgen.measure.worker import Worker
+from kvgen.registry.entry import Entry
+from kvgen.toolchain import Artifact, ArtifactCache
+
+POLICY = CheckPolicy(steps=1, repeats=2, most_tokens=4096)
+"""Every call, over shorter sequences than a build's: a program waits for it."""
+
+
+TIMEOUT_S = 60.0
+"""Of each stage of a verification."""
+
+
+class Verification:
+    """Verification of the modules of one entry. Use as a context manager.
+
+    A module whose bytes passed on this machine is not run again. The others run one by one, in a thread that the worker process belongs to.
+    """
+
+    def __init__(self, entry: Entry) -> None:
+        self._entry = entry
+        self._cache = ArtifactCache()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="verify")
+        self._worker = Worker()
+        self._pending: list[Future[None]] = []
+
+    def __enter__(self) -> Verification:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.shutdown(wait=True, cancel_futures=True)
+        self._worker.close()
+
+    def start(self) -> None:
+        """Start the worker process, which imports torch while the first module is compiled."""
+        self._thread.submit(self._start)
+
+    def add(self, file: str, artifact: Artifact) -> None:
+        """Verify a module, unless it has passed. Raises as `finish` does where an earlier one has failed meanwhile."""
+        job = self._job(file, artifact)
+        if not self._cache.verified(artifact, job.use):
+            self._pending.append(self._thread.submit(self._verify, file, artifact, job))
+        self._raise([one for one in self._pending if one.done()])
+
+    def finish(self) -> None:
+        """Wait for all modules. Raises CheckError for one that is wrong, crashes or hangs; HostError for lack of memory; MeasureError where
+        no process can verify.
+        """
+        self._raise(self._pending)
+
+    @staticmethod
+    def _raise(done: list[Future[None]]) -> None:
+        for one in done:
+            one.result()
+
+    def _start(self) -> None:
+        with suppress(MeasureError):  # the first job says so
+            self._worker.start(device_type(self._entry.arch))
+
+    def _job(self, file: str, artifact: Artifact) -> Job:
+        entry = self._entry
+        launch = next(launch for launch in entry.every_launch if launch.file == file)
+        return Job(entry.spec, entry.schedule(launch), entry.arch, artifact.path, (), POLICY, None)
+
+    def _verify(self, file: str, artifact: Artifact, job: Job) -> None:
+        with self._cache.lock(f"{artifact.id}-verify"):  # of processes that fetch at once, one verifies
+            if self._cache.verified(artifact, job.use):
+                return
+            outcome = self._worker.run(job, TIMEOUT_S)
+            if outcome.ok:
+                self._cache.mark_verified(artifact, job.use)
+                return
+            name = f"module {file} of {self._entry.spec.name} ({artifact.path})"
+            if outcome.kind == "oom":
+                raise HostError(f"{name} could not be verified: {outcome.detail}", artifact.path)
+            if outcome.kind == "unsupported":
+                raise MeasureError(f"{name} could not be verified: {outcome.detail}")
+            self._cache.remove(artifact)
+            raise CheckError(f"{name} failed verification and is not served: {outcome.kind}: {outcome.detail}")
