@@ -345,9 +345,9 @@ class _Run:
             raise KvgenError(f"the entry's key is {entry.key}, and the run's {self.key}")
         entry = replace(entry, quality=with_known(entry.quality, self._known_quality()))
         path = self.store.put(entry)
-        for one in entry.every_launch:  # so that the first fetch does not verify them again
-            artifact = compile_queue.artifact(entry.schedule(one))
-            self.cache.mark_verified(artifact, Job(self.spec, entry.schedule(one), self.target, artifact.path, ()).use)
+        for launch in entry.every_launch:  # so that the first fetch does not verify them again
+            artifact = compile_queue.artifact(entry.schedule(launch))
+            self.cache.mark_verified(artifact, Job(self.spec, entry.schedule(launch), self.target, artifact.path, ()).use)
         for one in self.store.find(self.spec):
             if one.entry is not None and self._replaces(one.entry):
                 self.store.remove(one)
