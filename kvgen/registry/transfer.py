@@ -158,7 +158,10 @@ def _module(root: Path, key: str, facts: Mapping[str, Any], index: archive.Index
         raise Refused(f"module {key}: {facts.get(wrong[0])!r:.120} is no {wrong[0]}")
     folder = root / "modules" / key
     try:
-        resources = Resources.from_json(read_json(folder / RESOURCES, archive.MOST_INDEX))
+        data = read_json(folder / RESOURCES, archive.MOST_INDEX)
+        resources = Resources.from_json(data)
+        if resources.to_json() != data:  # a name that is missing would read as none used
+            raise ValueError("they are not what an export writes")
         if not all(type(value) is int for used in resources.to_json()["kernels"].values() for value in used.values()):
             raise TypeError("a number of registers or bytes is none")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
