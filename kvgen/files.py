@@ -4,15 +4,21 @@ are written whole.
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import re
 import secrets
 import stat
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, NoReturn
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}")
 """Names of keys, ids, folders and files of entries. No separator, no leading dot or hyphen, so a name never leaves its folder."""
+
+
+MOST_DEPTH = 64
+"""Nesting of JSON that is read; beyond a few hundred levels Python's own functions over it fail."""
 
 
 def is_name(text: object) -> bool:
@@ -73,3 +79,30 @@ def read_plain(file: Path, most: int) -> bytes:
     if len(content) > size:
         raise ValueError(f"{file.name} grew while it was read")
     return content
+
+
+def read_json(file: Path, most: int) -> Any:
+    """Value of a plain file of JSON, of at most `most` bytes. Raises as `read_plain` and `parse_json` do."""
+    return parse_json(read_plain(file, most))
+
+
+def parse_json(raw: bytes) -> Any:
+    """JSON of finite numbers, nested at most MOST_DEPTH deep. Raises ValueError."""
+
+    def refuse(text: str) -> NoReturn:
+        raise ValueError(f"{text} is no number")
+
+    def finite(text: str) -> float:
+        value = float(text)
+        return value if math.isfinite(value) else refuse(text[:40])
+
+    try:
+        found = json.loads(raw, parse_constant=refuse, parse_float=finite)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    level = [found]
+    for _ in range(MOST_DEPTH):
+        level = [one for held in level if isinstance(held, (dict, list)) for one in (held.values() if isinstance(held, dict) else held)]
+        if not level:
+            return found
+    raise ValueError("it is nested too deeply")

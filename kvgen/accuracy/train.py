@@ -25,7 +25,7 @@ from kvgen.accuracy.recipe import Recipe, Stage
 from kvgen.accuracy.text import Corpus, corpus, sources
 from kvgen.digest import digest
 from kvgen.errors import host_errors
-from kvgen.files import write_whole
+from kvgen.files import open_plain, write_whole
 
 Told = Callable[[str], None]
 
@@ -129,8 +129,11 @@ def model_of(
     key = digest([asdict(recipe), text.digest, torch.__version__, name])
     file = user_cache() / "models" / f"{recipe.name}-{key}.pt"
     if not again and file.exists():
-        with suppress(OSError, RuntimeError, KeyError, TypeError, EOFError, pickle.UnpicklingError):  # damaged, or cut off: trained again
-            kept = torch.load(file, map_location=device, weights_only=True)
+        with suppress(
+            OSError, ValueError, RuntimeError, KeyError, TypeError, EOFError, pickle.UnpicklingError
+        ):  # damaged, or cut off: trained again
+            with open_plain(file) as opened:
+                kept = torch.load(opened, map_location=device, weights_only=True)
             model = Transformer(recipe.shape).to(device)
             model.load_state_dict(kept["weights"])
             return model.eval(), [Point(**point) for point in kept["curve"]]

@@ -176,14 +176,16 @@ def _without_units(name: str) -> str:
 
 
 def require_keys(keys: Sequence[str], known: Sequence[str]) -> None:
-    """Raises BadParameter where no key of `known` begins with one of `keys`; it names those that look most like it."""
+    """Raises RegistryMiss where no key of `known` begins with one of `keys`; it names those that look most like it."""
     from difflib import SequenceMatcher
+
+    from kvgen.errors import RegistryMiss
 
     for key in keys:
         if not key or not any(one.startswith(key) for one in known):
             ranked = sorted(dict.fromkeys(known), key=lambda one: -SequenceMatcher(None, key, one[: len(key)]).ratio())
             close = f"; close ones: {', '.join(ranked[:3])}" if ranked else ": nothing is registered here"
-            raise typer.BadParameter(f"no entry has a key that begins with {key!r}{close}")
+            raise RegistryMiss(f"no entry has a key that begins with {key!r}{close}")
 
 
 def require_good(matches: Sequence[Found]) -> None:

@@ -63,7 +63,7 @@ class Registry(pytest.Collector):
 
     def collect(self) -> Iterator[pytest.Item | pytest.Collector]:
         """Collects every entry, then a test for each damaged entry or file."""
-        from kvgen.errors import HostError
+        from kvgen.errors import HostError, printable
         from kvgen.registry import Store
         from kvgen.tune.regression.registry import RegistryFiles
         from kvgen.tune.regression.run import unreachable
@@ -77,11 +77,11 @@ class Registry(pytest.Collector):
         if not files.keys:
             yield self._found("registry", unreachable(self.name, HostError(store.without_entries())).checked)
         for entry in (found.entry for found in files.found if found.entry is not None):
-            yield EntryTests.from_parent(self, name=f"{entry.spec.name}-{entry.key}", entry=entry)
+            yield EntryTests.from_parent(self, name=printable(f"{entry.spec.name}-{entry.key}"), entry=entry)
         for problem in files.entry_problems():
-            yield self._found(f"{problem.key}-registry", problem)
+            yield self._found(printable(f"{problem.key}-registry"), problem)
         for file, problem in files.manifest_problems().items():
-            yield self._found(f"manifest-{file}", problem)
+            yield self._found(printable(f"manifest-{file}"), problem)
 
     def _found(self, name: str, checked: Checked) -> Level:
         """A test whose finding is already known."""
@@ -114,23 +114,28 @@ class Level(pytest.Item):
         super().__init__(name, parent, **kwargs)
         self._find = find
         self._finding: Finding | None = None
+        self._told = ""
+        """The finding's detail for a terminal: control characters are escapes."""
 
     def setup(self) -> None:
         """Run the check. An exception here is an error of the test, not a failure."""
+        from kvgen.errors import printable
+
         self._finding = finding = self._find()
+        self._told = "\n".join(printable(line) for line in finding.detail.expandtabs().splitlines())
         if finding.detail:
-            self.user_properties.append((finding.status, finding.detail))
+            self.user_properties.append((finding.status, self._told))
         if finding.environment:
-            pytest.fail(f"not checked: {finding.detail}", pytrace=False)
+            pytest.fail(f"not checked: {self._told}", pytrace=False)
         if finding.status == "unable":
-            pytest.skip(finding.detail)
+            pytest.skip(self._told)
 
     def runtest(self) -> None:
         """Fail or skip by the finding."""
         from kvgen.tune.regression.finding import FAILING
 
         if self._finding is not None and self._finding.status in FAILING:
-            pytest.fail(f"{self._finding.status}: {self._finding.detail}", pytrace=False)
+            pytest.fail(f"{self._finding.status}: {self._told}", pytrace=False)
 
     def reportinfo(self) -> tuple[Path, None, str]:
         """Location for reports."""

@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from kvgen.errors import KvgenError, host_errors
-from kvgen.files import child, open_plain
+from kvgen.files import child, open_plain, parse_json, read_plain
 from kvgen.registry.gzipped import FORMAT, Deflated, Inflated, Refused, file_digests
-from kvgen.registry.store import parse_json
 from kvgen.registry.ustar import BLOCK, difference, header, padding, size_in
 from kvgen.toolchain.cache import left_behind, owned, sync
 
@@ -107,7 +106,10 @@ def _content(content: bytes | Path) -> bytes:
     if isinstance(content, bytes):
         return content
     with host_errors("read", content):
-        return content.read_bytes()
+        try:
+            return read_plain(content, MOST_MEMBER)
+        except ValueError as error:
+            raise Refused(str(error)) from error
 
 
 def _add(stream: Deflated, name: str, data: bytes) -> None:
@@ -172,7 +174,7 @@ def _read_index(stream: Inflated) -> dict[str, Any]:
     _take_zeros(stream, padding(size))
     try:
         data = parse_json(raw)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise Refused(f"its index cannot be read: {error}") from error
     if not isinstance(data, dict) or data.get("format") != FORMAT or not isinstance(data.get("files"), dict):
         raise Refused(f"its index is none of format {FORMAT}")

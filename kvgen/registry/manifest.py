@@ -7,17 +7,16 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+from kvgen.files import read_json, read_plain
+
 MANIFEST = "manifest.json"
+MOST_BYTES = 1 << 24
+"""Largest size of a file of a registry, in bytes."""
 
 
 def digests(root: Path) -> dict[str, str]:
-    """sha256 by path relative to `root`; without hidden files and the manifest itself."""
-    found = {}
-    for file in sorted(root.rglob("*")):
-        place = file.relative_to(root)
-        if file.is_file() and place.as_posix() != MANIFEST and not any(part.startswith(".") for part in place.parts):
-            found[place.as_posix()] = hashlib.sha256(file.read_bytes()).hexdigest()
-    return found
+    """sha256 by path relative to `root`; without hidden files, the manifest itself and what is no plain file of bounded size."""
+    return _read(root)[0]
 
 
 def write_manifest(root: Path) -> Path:
@@ -39,12 +38,15 @@ def differences(root: Path) -> dict[str, str]:
     """Differences of a store's files from its manifest, by path. Raises OSError if it cannot be read."""
     try:
         listed = _listed(root)
-    except (FileNotFoundError, ValueError):
-        return {MANIFEST: "is missing or is not JSON"}
-    present = digests(root)
+    except FileNotFoundError:
+        return {MANIFEST: "is missing"}
+    except ValueError as error:
+        return {MANIFEST: f"cannot be read: {error}"}
+    present, unread = _read(root)
     found = dict.fromkeys(sorted(listed.keys() - present.keys()), "is listed and missing")
     found |= dict.fromkeys(sorted(present.keys() - listed.keys()), "is not listed")
-    return found | {name: "was changed" for name in sorted(listed.keys() & present.keys()) if listed[name] != present[name]}
+    found |= {name: "was changed" for name in sorted(listed.keys() & present.keys()) if listed[name] != present[name]}
+    return found | unread
 
 
 def manifest_problems(root: Path) -> list[str]:
@@ -54,14 +56,33 @@ def manifest_problems(root: Path) -> list[str]:
 
 def _listed(root: Path) -> dict[str, str]:
     """sha256 by path, as the manifest has them. Raises OSError, and ValueError where it is not such a list."""
-    listed = json.loads((root / MANIFEST).read_text())
+    listed = read_json(root / MANIFEST, MOST_BYTES)
     if not isinstance(listed, dict):
-        raise ValueError(f"{MANIFEST} is not a list of files")
+        raise ValueError("it is not a list of files")
     return listed
+
+
+def _read(root: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """sha256 of the plain files, and why others cannot be read, by path relative to `root`."""
+    found, unread = {}, {}
+    for file in sorted(root.rglob("*")):
+        place = file.relative_to(root)
+        name = place.as_posix()
+        if name == MANIFEST or any(part.startswith(".") for part in place.parts) or (file.is_dir() and not file.is_symlink()):
+            continue
+        try:
+            found[name] = hashlib.sha256(read_plain(file, MOST_BYTES)).hexdigest()
+        except FileNotFoundError:  # removed by another writer
+            continue
+        except ValueError as error:
+            unread[name] = f"cannot be read: {error}"
+    return found, unread
 
 
 def _write(root: Path, files: dict[str, str]) -> Path:
     path = root / MANIFEST
     staged = path.with_name(f".{MANIFEST}")
-    staged.write_text(json.dumps(files, indent=1, sort_keys=True) + "\n")
+    staged.unlink(missing_ok=True)  # a killed writer's, or a pipe that would wait for a reader
+    with open(staged, "x", encoding="utf-8") as file:
+        file.write(json.dumps(files, indent=1, sort_keys=True) + "\n")
     return staged.replace(path)

@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from kvgen.errors import HostError, KvgenError, host_errors
-from kvgen.files import child, is_name, read_plain
+from kvgen.files import child, is_name, parse_json, read_plain
 from kvgen.registry.entry import SUFFIX, Damaged, Entry
 from kvgen.registry.paths import device_folder, entry_folder, format_folder, key_of, revision_of
 from kvgen.spec import AnySpec
@@ -228,8 +227,6 @@ def damage_told() -> Iterator[None]:
         raise Damaged(f"{Path(error.filename).name} may not be read: {error.strerror}") from error
     except KvgenError as error:
         raise Damaged(str(error)) from error
-    except RecursionError as error:
-        raise Damaged("it cannot be read: it is nested too deeply") from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise Damaged(f"it cannot be read: {type(error).__name__}: {error}") from error
 
@@ -270,19 +267,6 @@ def _write(contents: Mapping[str, bytes], folder: Path) -> None:
             file.flush()
             os.fsync(file.fileno())
     sync(folder)
-
-
-def parse_json(raw: bytes) -> Any:
-    """JSON of finite numbers. Raises ValueError, RecursionError."""
-
-    def refuse(text: str) -> NoReturn:
-        raise ValueError(f"{text} is no number")
-
-    def finite(text: str) -> float:
-        value = float(text)
-        return value if math.isfinite(value) else refuse(text[:40])
-
-    return json.loads(raw, parse_constant=refuse, parse_float=finite)
 
 
 def _json(data: object) -> bytes:

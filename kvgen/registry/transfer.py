@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, get_args
 
 from kvgen.arch import Target
 from kvgen.errors import RegistryMiss, ToolchainMissing
-from kvgen.files import is_name, read_plain
+from kvgen.files import is_name, read_json
 from kvgen.lower.base import Source
 from kvgen.plaindata import Json
 from kvgen.registry import archive
@@ -24,7 +24,7 @@ from kvgen.registry.device import origin
 from kvgen.registry.entry import Damaged, Entry, OtherSchema
 from kvgen.registry.gzipped import Refused
 from kvgen.registry.paths import device_folder, format_folder, key_of
-from kvgen.registry.store import Found, Store, entry_files, folder_name, parse_json, read_entry
+from kvgen.registry.store import Found, Store, entry_files, folder_name, read_entry
 from kvgen.toolchain import Artifact, ArtifactCache
 from kvgen.toolchain.artifact import Resources
 from kvgen.toolchain.compilers import compiler_for, machine
@@ -157,10 +157,13 @@ def _module(root: Path, key: str, facts: Mapping[str, Any], index: archive.Index
         raise Refused(f"module {key}: {facts.get(wrong[0])!r:.120} is no {wrong[0]}")
     folder = root / "modules" / key
     try:
-        resources = Resources.from_json(parse_json(read_plain(folder / RESOURCES, archive.MOST_INDEX)))
+        data = read_json(folder / RESOURCES, archive.MOST_INDEX)
+        resources = Resources.from_json(data)
+        if resources.to_json() != data:  # a name that is missing would read as none used
+            raise ValueError("they are not what an export writes")
         if not all(type(value) is int for used in resources.to_json()["kernels"].values() for value in used.values()):
             raise TypeError("a number of registers or bytes is none")
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise Refused(f"module {key}: its resources cannot be read: {type(error).__name__}: {error}") from error
     target: Target = facts["target"]
     digest, _ = index.files[f"modules/{key}/{MODULE}"]

@@ -50,7 +50,7 @@ def drop_field(data: Any, rng: random.Random) -> None:
 
 
 def misspell(data: Any, rng: random.Random) -> None:
-    path = rng.choice([p for p in leaves(data) if isinstance(p[-1], str)])
+    path = rng.choice([p for p in leaves(data) if isinstance(p[-1], str) and p[-1]])  # an earlier change may have left the name ""
     owner, name = holder(data, path), path[-1]
     at = rng.randrange(len(name))
     wrong = rng.choice([name[:at] + name[at + 1 :], name[:at] + "z" + name[at:], name.upper(), name + " ", 7, "<<", ""])

@@ -211,7 +211,7 @@ def attend(built: Emulated, lengths: Lengths, processors: int, hard: bool = Fals
         sinks = learned_sinks(built.spec)
         want = held.attend(few, sinks=sinks)
         for at, (planned, current) in enumerate(((False, False), (True, False), (True, True), (False, True))):
-            how = {"processors": processors, "planned": planned, "first_load_is_current": current, "sinks": sinks}
+            how = {"processors": processors, "planned": planned, "first_load_is_current": current, "sinks": sinks, "skip_empty": planned}
             step = Step(built, held, few, how=form(at + 2 * (at == 3), queries), **how)
             step.run()
             agree(kernel_named(where, planned), step, want)

@@ -37,3 +37,10 @@ def test_a_failure_of_the_machine_is_never_one_of_the_kernel() -> None:
 def test_a_refusal_names_what_refuses() -> None:
     assert str(UnsupportedError("cpu", "it is Sunday")) == "the cpu back end does not support this spec: it is Sunday"
     assert str(UnsupportedError("KvgenCache", "it is Sunday", is_backend=False)) == "KvgenCache: it is Sunday"
+
+
+def test_markdown_shows_what_it_is_given() -> None:
+    from kvgen.errors import markdown
+
+    assert markdown("NVIDIA H200, 24.1 MiB") == "NVIDIA H200, 24.1 MiB"
+    assert markdown("a\x1b[2J\n# <img src=x>|`") == "a&#92;x1b&#91;2J&#92;n&#35; &#60;img src=x&#62;&#124;&#96;"

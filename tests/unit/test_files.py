@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvgen.files import child, is_name, read_plain, write_whole
+from kvgen.files import child, is_name, read_json, read_plain, write_whole
 from tests.support.full_disk import no_file_beyond
 
 HOSTILE = ["", ".", "..", "../x", "a/b", "/etc", ".hidden", "-o", "a\n", "a\0b", "ä", "a b", "x" * 201, None, 7, b"a"]
@@ -72,3 +72,20 @@ def test_a_text_goes_through_a_pipe_that_is_named_by_its_handle() -> None:
     os.close(writer)
     assert os.read(reader, 100) == b"page"
     os.close(reader)
+
+
+def test_json_is_read_to_a_bounded_depth_and_of_finite_numbers(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    for text, reason in (
+        ("[" * 65 + "]" * 65, "too deeply"),
+        ("[" * 100_000, "too deeply"),
+        ("[NaN]", "no number"),
+        ("[1e999]", "no number"),
+    ):
+        file.write_text(text)
+        with pytest.raises(ValueError, match=reason):
+            read_json(file, 1 << 20)
+    file.write_text("[" * 64 + "]" * 64)
+    assert isinstance(read_json(file, 1 << 20), list)
+    with pytest.raises(ValueError, match="more than 10 bytes"):
+        read_json(file, 10)

@@ -13,7 +13,7 @@ from typing import Any
 from kvgen._resources import root
 from kvgen.arch import Target, device_type
 from kvgen.errors import KvgenError, host_errors
-from kvgen.files import read_plain
+from kvgen.files import read_json, read_plain
 from kvgen.integrations.hf_kernels.facts import FILE, facts
 from kvgen.integrations.hf_kernels.libraries import Build, Tell, compiled
 from kvgen.integrations.hf_kernels.metadata import NAME, metadata, variant_folder
@@ -74,14 +74,17 @@ def _earlier(folder: Path, spec: KernelSpec, name: str) -> dict[str, dict[str, A
         if folder.exists() and not folder.is_dir():
             raise KvgenError(f"{folder} is a file, and the kernel becomes a folder")
         held = {entry.name for entry in folder.iterdir()} if folder.exists() else set()
-        marked = "README.md" in held and MARK in (folder / "README.md").read_text(encoding="utf-8", errors="replace")
+        try:
+            marked = "README.md" in held and MARK.encode() in read_plain(folder / "README.md", MOST_FACTS)
+        except ValueError:  # no export's: it is no plain file, or too large
+            marked = False
         if held and not marked:
             raise KvgenError(f"{folder} has other contents: name a new or empty folder, or an earlier export")
         variants = {}
         for file in sorted(folder.glob(f"build/tvm-ffi*/{FILE}")):
             try:
-                known = json.loads(read_plain(file, MOST_FACTS))
-                other = json.loads(read_plain(file.with_name("metadata.json"), MOST_FACTS))["name"]
+                known = read_json(file, MOST_FACTS)
+                other = read_json(file.with_name("metadata.json"), MOST_FACTS)["name"]
                 format_id = known["format_id"]
             except (ValueError, KeyError, TypeError) as error:
                 raise KvgenError(f"{file.parent} is damaged ({error}): remove it and export it again") from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from kvgen.errors import markdown
 from kvgen.spec import KernelSpec, dump_spec
 
 MARK = "<!-- written by `kvgen export --format hf-kernels` -->"
@@ -71,7 +72,7 @@ def readme(name: str, version: int, folder: str, spec: KernelSpec, variants: Map
 def _variant(variant: str, facts: Mapping[str, Any]) -> str:
     lines = [f"## `{variant}`", ""]
     for build in facts["builds"]:
-        lines += [f"### {build['name']}", "", *_origin(build), "", *_table(build), ""]
+        lines += [f"### {markdown(build['name'])}", "", *_origin(build), "", *_table(build), ""]
     return "\n".join(lines) + "\n"
 
 
@@ -81,18 +82,18 @@ def _origin(build: Mapping[str, Any]) -> list[str]:
         how = "Not tuned: the default schedules of the back end."
     else:
         made = tuned["provenance"]
+        device, date = tuned["device"].get("name") or "an unnamed device", str(made.get("date", ""))[:10] or "no date"
         how = (
-            f"Tuned on {tuned['device'].get('name') or 'an unnamed device'}, {str(made.get('date', ''))[:10] or 'no date'}, by kvgen "
-            f"{made.get('kvgen')}{_commit(made)}{_trials(made)}; the times are of that device and run.{_accuracy(tuned)}"
+            f"Tuned on {markdown(device)}, {markdown(date)}, by kvgen {markdown(made.get('kvgen'))}{_commit(made)}{_trials(made)}; "
+            f"the times are of that device and run.{_accuracy(tuned)}"
         )
-    needs = [f"{name} {version}" for name, version in build["symbols"].items()]
-    lines = [f"- {how}", f"- Verification against the fp64 reference, of these libraries: {build['verified']}."]
-    lines += [
-        f"- Compiled by {', '.join(build['compilers'])}; needs {', '.join(needs) or 'no versioned symbols'} or newer{_runtime(build)}."
-    ]
+    needs = [markdown(f"{name} {version}") for name, version in build["symbols"].items()]
+    compilers = ", ".join(map(markdown, build["compilers"]))
+    lines = [f"- {how}", f"- Verification against the fp64 reference, of these libraries: {markdown(build['verified'])}."]
+    lines += [f"- Compiled by {compilers}; needs {', '.join(needs) or 'no versioned symbols'} or newer{_runtime(build)}."]
     if build["instructions"]:
         lines.append(f"- Needs a processor with {', '.join(build['instructions'])}.")
-    return [*lines, *(f"- Caution: {caution}." for caution in build["cautions"])]
+    return [*lines, *(f"- Caution: {markdown(caution)}." for caution in build["cautions"])]
 
 
 def _runtime(build: Mapping[str, Any]) -> str:
@@ -100,7 +101,7 @@ def _runtime(build: Mapping[str, Any]) -> str:
 
 
 def _commit(made: Mapping[str, Any]) -> str:
-    return f" (commit {str(made['commit'])[:12]}{', changed' if made.get('dirty') else ''})" if made.get("commit") else ""
+    return f" (commit {markdown(str(made['commit'])[:12])}{', changed' if made.get('dirty') else ''})" if made.get("commit") else ""
 
 
 def _accuracy(tuned: Mapping[str, Any]) -> str:
@@ -109,7 +110,7 @@ def _accuracy(tuned: Mapping[str, Any]) -> str:
 
 
 def _trials(made: Mapping[str, Any]) -> str:
-    return f", {made['trials']} measurements" if made.get("trials") else ""
+    return f", {markdown(made['trials'])} measurements" if made.get("trials") else ""
 
 
 def _table(build: Mapping[str, Any]) -> list[str]:

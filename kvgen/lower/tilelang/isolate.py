@@ -23,12 +23,15 @@ from kvgen.arch import GPUS, Target
 from kvgen.children import run
 from kvgen.digest import canonical_json, digest, files_digest
 from kvgen.errors import HOST_REASONS, CompileError, CompilerCrash, HostError, ToolchainMissing, host_errors
+from kvgen.files import read_json
 from kvgen.lower.schedule import Schedule
 from kvgen.lower.tilelang.support import missing, tilelang_version
 from kvgen.lower.tilelang.traits import make_traits
 from kvgen.spec import KernelSpec
 
 TIMEOUT_S = 240.0
+MOST_BYTES = 1 << 24
+"""Largest size of a kept result, in bytes."""
 LOG_CHARS = 4000
 HOST_PARAMETERS = frozenset({"splits"})
 """Parameters of a launch that leave the device's program alone."""
@@ -135,7 +138,7 @@ def _run(request: str, timeout_s: float) -> Lowered:
 
 def _read(file: Path) -> Lowered | None:
     try:
-        return Lowered.from_json(json.loads(file.read_text()))
+        return Lowered.from_json(read_json(file, MOST_BYTES))
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -68,13 +68,13 @@ def test_good_is_exit_0(check: Run):
 
 
 def test_what_selects_no_entry_is_refused(check: Run, place: Place):
-    for words, reason in (
-        (["--key", ""], "no entry has a key that begins with ''"),
-        (["--arch", "sm90"], "no entry is for sm90"),
-        (["--arch", "sm80", "--arch", "sm90", "--key", folder(place).name[:4]], "no such entry is for sm80 or sm90"),
+    for words, expected, reason in (
+        (["--key", ""], 3, "no entry has a key that begins with ''"),
+        (["--arch", "sm90"], 2, "no entry is for sm90"),
+        (["--arch", "sm80", "--arch", "sm90", "--key", folder(place).name[:4]], 2, "no such entry is for sm80 or sm90"),
     ):
         code, out = check(*words)
-        assert code == 2
+        assert code == expected
         assert reason in " ".join(out.replace("│", " ").split())
     shutil.rmtree(place.store.root)
     place.store.root.mkdir()
