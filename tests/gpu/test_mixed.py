@@ -115,10 +115,9 @@ def test_back_ends_alternate_over_one_cache_past_flushes(kernel: kvgen.Kernel) -
 
 
 def test_a_growing_cache_goes_from_one_back_end_to_the_other(kernel: kvgen.Kernel) -> None:
-    """2^10.5 tokens lie between the workloads of the two. The look-up rounds to eighths of a doubling, so at 1513 tokens the launch changes
-    by itself."""
+    """2^10.5 tokens lie halfway between the workloads of the two, so at 1449 tokens the launch changes by itself."""
     cache = kernel.new_cache(BATCH, 2048)
-    tokens = 1500
+    tokens = 1440
     kernel.prefill(cache, _random(1, tokens, KV_HEADS), _random(2, tokens, KV_HEADS))
     taken = set()
     for step in range(20):
