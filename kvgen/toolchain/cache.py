@@ -101,7 +101,8 @@ class ArtifactCache:
         record = self._record(artifact, use)
         with self.scratch() as folder:
             (folder / "record").write_text(artifact.sha256)
-            (folder / "record").replace(record)
+            with suppress(FileNotFoundError):  # the module was removed meanwhile
+                (folder / "record").replace(record)
 
     def remove(self, artifact: Artifact) -> None:
         """Remove a module, so that it is compiled again."""

@@ -119,7 +119,7 @@ def test_a_killed_worker_loses_nothing_and_holds_nothing(database: str, tmp_path
 
 def test_a_database_that_cannot_be_used_is_named(database: str, monkeypatch: pytest.MonkeyPatch):
     missing = database.replace("/postgres?", "/nowhere?")
-    with pytest.raises(KvgenError, match=r"cannot open the storage postgresql://kvgen@/nowhere.*does not exist"):
+    with pytest.raises(KvgenError, match=r"cannot open the storage postgresql://…@/nowhere.*does not exist"):
         open_database(missing)
     monkeypatch.setattr("kvgen.extras.find_spec", lambda name: None)
     with pytest.raises(ToolchainMissing, match=r"--storage postgresql:// needs psycopg: pip install 'kvgen\[postgresql\]'"):

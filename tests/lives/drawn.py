@@ -88,7 +88,7 @@ def drawn_tilelang_spec(draw: Random) -> KernelSpec:
 
 def checked(data: dict[str, Any]) -> KernelSpec:
     """The spec of data; no record of it is left in the cache folder, as `load_spec` leaves one. Raises SpecError."""
-    spec = spec_of(data, [])
+    spec, _ = spec_of(data, [])
     assert isinstance(spec, KernelSpec)
     return spec
 
