@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -225,7 +226,11 @@ class StaticSteps(StepCheck):
         after = lengths if full else tuple(n + q_len for n in lengths)
         out, lse = self.outputs(q, lse=step % 2 == 0)
         k, v = (laid_out(x, at, self.device) for at, x in enumerate(life.both(lengths, q_len), step))
-        self.attempt(where, cache, lambda: self.variant.decode(q, k, v, cache, out=out, lse=lse, sinks=self.sinks), overflow=full)
+        stays = step % 2 == 1 and not full  # so that the lengths advance afterwards, as in a layer of several
+        decode = partial(self.variant.decode, q, k, v, cache, out=out, lse=lse, sinks=self.sinks, advance=not stays)
+        self.attempt(where, cache, decode, overflow=full)
+        if stays:
+            cache.advance(q_len)
         if full:
             self.untouched(where, out, list(range(self.batch)))
         else:

@@ -26,6 +26,7 @@ from kvgen.measure.worker import Worker
 from kvgen.registry.select import Selection
 from kvgen.registry.store import Store
 from kvgen.spec import dump_spec, load_spec
+from kvgen.spec.dispatch import ALIKE
 from kvgen.toolchain import compile as compile_module
 from tests.support.naive import naive_layout, naive_schedule, naive_source
 from tests.unit.api.conftest import naive_entry, wanting
@@ -49,7 +50,11 @@ def naive_backend(monkeypatch):
         def default(self, spec, target, work=None):
             return naive_schedule()
 
-        plain = default
+        def defaults(self, spec, target):
+            return (naive_schedule(),)
+
+        def tiling(self, spec, schedule, target):
+            return ALIKE
 
         def waves(self, spec, schedule, target):
             return None
@@ -132,6 +137,9 @@ def test_after_a_change_of_headers_each_launch_is_rendered_by_its_own_back_end(p
         def lower(self, spec, schedule, target):
             asked.append(schedule.backend)
             return naive_source()
+
+        def tiling(self, spec, schedule, target):
+            return ALIKE
 
     monkeypatch.setattr(backends, "get_backend", lambda name: Naive())
     monkeypatch.setattr("kvgen.registry.select._misfits", lambda entry: [])

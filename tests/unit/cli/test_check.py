@@ -121,10 +121,10 @@ def test_a_missing_device_is_exit_0_and_told_in_the_last_line(check: Run, place:
     assert (code, only(out)["verdict"], only(out)["reason"]) == (0, "unable", "numerics: no NVIDIA GPU is visible")
 
 
-def test_a_key_that_matches_nothing_is_a_usage_error_with_close_keys(check: Run, place: Place):
+def test_a_key_that_matches_nothing_is_a_miss_with_close_keys(check: Run, place: Place):
     key = place.entry.key
     code, out = check("--key", key[:4] + "typo")
-    assert code == 2
+    assert code == 3
     assert key in out.replace("\n", "")
     code, out = check("--key", key[:6], "--json")
     assert (code, only(out)["key"]) == (0, key)

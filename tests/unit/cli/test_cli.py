@@ -205,8 +205,6 @@ def test_a_spec_that_fails_leaves_the_json_of_those_before_it(
         ("bench", "tiny.yaml", "--suite", "int8-kernels"),
         ("bench", "--suite", "int8-kernels", "--decode"),
         ("bench", "--suite", "int8-kernels", "--against", "flash"),
-        ("report", "--key", "no-such-key"),
-        ("export", "out.tar.gz", "tiny.yaml"),
         ("import", "no-such-file.tar.gz"),
         ("check", "no-such-folder"),
         ("check", "--arch", "sm12"),

@@ -55,7 +55,7 @@ def test_list_and_show_say_when_times_are_of_other_sources(built: TuningResult, 
         built.entry,
         codes={one.file: one for one in (other, *built.entry.codes.values()) if one is not code},
         launches=tuple(launches.get(one, one) for one in built.entry.launches),
-        dispatch=replace(built.entry.dispatch, launches=tuple(launches.get(one, one) for one in built.entry.dispatch.launches)),
+        further=tuple(launches.get(one, one) for one in built.entry.further),
     )
     for entry, others in ((built.entry, False), (renewed, True), (replace(built.entry, provenance={}), True)):
         store.put(entry)

@@ -165,7 +165,7 @@ def test_an_operator_takes_the_launch_of_a_captured_step(spec, places, uniform, 
     """One launch for equal lengths and another for unequal ones: a cache at its capacity may hold either."""
     wide = wanting(spec, (BATCH, 32), (BATCH, 4096))
     Store(places).put(naive_entry(wide, variants=2))
-    tilings = [Tiling(1, 8, 1, 64, 1024, 0.5, most_waves=1, most_splits=1), Tiling(1, 1, 1, 64, 1024, 0.1)]
+    tilings = [Tiling(1, 8, 1, 64, 1024, 0.6, most_waves=1, most_splits=1), Tiling(1, 1, 1, 64, 1024, 0.1)]
     monkeypatch.setattr("kvgen.registry.entry.Entry._tilings", lambda _: tilings)
     kernel = kvgen.get_kernel(wide)
     cache = kernel.new_cache(BATCH, 512)
