@@ -65,8 +65,6 @@ def naive_backend(monkeypatch):
     backend = Naive()
     monkeypatch.setattr(backends, "NAMES", ("cpu",))
     monkeypatch.setattr(backends, "get_backend", lambda name: backend)
-    monkeypatch.setattr("kvgen.registry.default.recall", lambda *_: None)  # records are those of the real back ends
-    monkeypatch.setattr("kvgen.registry.default.record", lambda *_: None)
     return backend
 
 

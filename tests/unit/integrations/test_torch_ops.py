@@ -169,6 +169,7 @@ def test_an_operator_takes_the_launch_of_a_captured_step(spec, places, uniform, 
     monkeypatch.setattr("kvgen.registry.entry.Entry._tilings", lambda _: tilings)
     kernel = kvgen.get_kernel(wide)
     cache = kernel.new_cache(BATCH, 512)
+    kernel.prefill(cache, _random(spec, TOKENS, 2, 1), _random(spec, TOKENS, 2, 2))
     cache.sequences.uniform = uniform
     taken = kernel.plan(cache, bound=cache.max_len).launch
     assert taken is kernel._launches[int(uniform)]

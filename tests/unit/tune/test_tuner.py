@@ -358,7 +358,7 @@ def test_several_devices_measure_every_point_once(place: Place):
 def test_nothing_is_left_behind_but_journal_modules_and_entry(place: Place):
     place.tune(FakeRunner(), trials=4)
     names = {path.relative_to(place.cache.root).parts[0] for path in place.cache.root.rglob("*") if path.is_file()}
-    assert names == {"modules", "studies", "tuning"}
+    assert names == {"modules", "sources", "studies", "tuning"}
     assert {path.suffix for path in (place.cache.root / "studies").iterdir()} <= {".journal", ".lock"}
     assert {path.suffix for path in (place.cache.root / "tuning").iterdir()} == {".lock"}
 
