@@ -226,7 +226,7 @@ class StaticSteps(StepCheck):
         after = lengths if full else tuple(n + q_len for n in lengths)
         out, lse = self.outputs(q, lse=step % 2 == 0)
         k, v = (laid_out(x, at, self.device) for at, x in enumerate(life.both(lengths, q_len), step))
-        stays = step % 2 == 1 and not full  # so that the lengths advance afterwards, as in a layer of several
+        stays = step == 0  # so that the lengths advance afterwards, as in a layer of several; the residual has room for this step
         decode = partial(self.variant.decode, q, k, v, cache, out=out, lse=lse, sinks=self.sinks, advance=not stays)
         self.attempt(where, cache, decode, overflow=full)
         if stays:
