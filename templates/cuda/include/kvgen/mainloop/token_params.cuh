@@ -63,11 +63,7 @@ __device__ __forceinline__ void load_value_params(uint32_t address, int lane, Va
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
             if (scale[half] == 0.f) scale[half] = kScaleOfConstants;
-            constexpr float kOffset = Traits::Value::kOffset;  // of symmetric codes, of constants too
-            if constexpr (Traits::Value::kZero)
-              zero[half] = fmaf(zero[half], ptx::reciprocal(scale[half]), half == 0 ? kTop : 0.f);
-            else
-              zero[half] = half == 0 ? kTop - kOffset : -kOffset;
+            zero[half] = fmaf(zero[half], ptx::reciprocal(scale[half]), half == 0 ? kTop : 0.f);
           }
         } else {
           scale[0] += kSmallestScale, scale[1] += kSmallestScale;
