@@ -65,7 +65,7 @@ CASES: tuple[Case, ...] = (
     ("k4v8:token:page16:h4/2:d64", 16, {"tiles_in_flight": 2, "copy": "bulk_tile"}),
 )
 PER_CHANNEL = (*CASES[21:24], *CASES[32:35])
-PLAIN, HEADED, GATHERED = CASES[0], CASES[11], CASES[12]
+PLAIN, SYMMETRIC, HEADED, GATHERED = CASES[0], CASES[4], CASES[11], CASES[12]
 CAPPED, WINDOWED, GATHERED_WINDOW, PAGED_WINDOW, NARROW_WINDOW = CASES[13:18]
 DECODED = (*CASES[:4], *CASES[5:8], *CASES[9:23], *CASES[31:])
 EQUAL, RAGGED = (300, 290, 310), (2100, 0, 1, 128, 700)
@@ -155,6 +155,19 @@ def test_constant_values_bound_weights_too(kernel: Make, case: Case, planned: bo
     inputs = normal(built.spec, 3, max(lengths), q_len=built.spec.attention.q_len, seed=1)
     held = ReferenceCache(built.spec, 3, built.layout.tokens)
     held.prefill(inputs.k, inputs.v[..., :1].expand_as(inputs.v), torch.tensor(lengths, dtype=torch.int32))
+    step = Step(built, held, inputs.q, planned=planned)
+    step.run()
+    agree(step, held.attend(inputs.q))
+
+
+@by_scheduler
+def test_symmetric_values_of_zero_stay_zero(kernel: Make, planned: bool) -> None:
+    """The kernel computes with another scale than 0, of which their code must be a zero too."""
+    built, lengths = kernel(SYMMETRIC), (256, 128, 384)
+    inputs = normal(built.spec, 3, max(lengths), q_len=built.spec.attention.q_len, seed=1)
+    inputs.v[:, 16:] = 0
+    held = ReferenceCache(built.spec, 3, built.layout.tokens)
+    held.prefill(inputs.k, inputs.v, torch.tensor(lengths, dtype=torch.int32))
     step = Step(built, held, inputs.q, planned=planned)
     step.run()
     agree(step, held.attend(inputs.q))

@@ -74,7 +74,7 @@ struct Format {
   }
 
   // Block: [K channel params][V channel params][boost index][padding to a multiple of 128] sub-tiles. A warp's copies of 512 bytes begin at
-  // a line of 128 bytes; at half a line they touch five (docs/decisions/0028).
+  // a line of 128 bytes; at half a line they touch five.
   static constexpr int kBoosted = Key::kBoosted;
   static constexpr int kKeyChannelParams = 0;
   static constexpr int kValueChannelParams = channel_params_bytes<Key>();

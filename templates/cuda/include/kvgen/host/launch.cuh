@@ -28,8 +28,7 @@ struct SharedMemory {
     return memory;
   }
   // The shared memory to request for a CTA that needs `bytes`: so much that a multiprocessor has no room for more than `ctas` of them.
-  // Where there is room for another one, some multiprocessors get more CTAs than others, and the launch takes as long as these
-  // (docs/decisions/0033).
+  // Where there is room for another one, some multiprocessors get more CTAs than others, and the launch takes as long as these.
   int of_one_in(int ctas, int bytes) const {
     constexpr int kGranularity = 128;
     return std::max(bytes, (all / (ctas + 1) - reserved) / kGranularity * kGranularity + kGranularity);

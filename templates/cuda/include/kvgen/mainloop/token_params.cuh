@@ -63,7 +63,10 @@ __device__ __forceinline__ void load_value_params(uint32_t address, int lane, Va
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
             if (scale[half] == 0.f) scale[half] = kScaleOfConstants;
-            zero[half] = fmaf(zero[half], ptx::reciprocal(scale[half]), half == 0 ? kTop : 0.f);
+            if constexpr (Traits::Value::kZero)
+              zero[half] = fmaf(zero[half], ptx::reciprocal(scale[half]), half == 0 ? kTop : 0.f);
+            else
+              zero[half] = (half == 0 ? kTop : 0.f) - Traits::Value::kOffset;
           }
         } else {
           scale[0] += kSmallestScale, scale[1] += kSmallestScale;
