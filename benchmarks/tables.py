@@ -220,7 +220,7 @@ def generate_summary() -> str:
 
 def sizes() -> str:
     """What the presets take of memory, from their packed layouts."""
-    from kvgen.reference.sizes import bits_at, bits_per_element, token_bytes
+    from kvgen.format.sizes import bits_at, bits_per_element, token_bytes
     from kvgen.spec import presets
 
     body = []

@@ -7,13 +7,13 @@ from typing import Protocol
 
 import torch
 
-from kvgen.reference.cache import ReferenceCache
-from kvgen.reference.data import Inputs
-from kvgen.reference.layout import PackedLayout
-from kvgen.reference.quality import Quality, attention, data_sets, errors, zero_sinks
-from kvgen.reference.tolerance import relative_l2
+from kvgen.format.layout import PackedLayout
 from kvgen.runtime.kvcache import KVCache
 from kvgen.spec import KernelSpec
+from kvgen.verify.cache import ReferenceCache
+from kvgen.verify.data import Inputs
+from kvgen.verify.quality import Quality, attention, data_sets, errors, zero_sinks
+from kvgen.verify.tolerance import relative_l2
 
 
 class Attender(Protocol):

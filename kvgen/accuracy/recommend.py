@@ -14,7 +14,7 @@ from kvgen.accuracy.row import Row, longest, read_csv
 from kvgen.accuracy.suite import formats
 from kvgen.accuracy.times import entry_times
 from kvgen.errors import KvgenError, SpecError
-from kvgen.reference.sizes import bits_per_element, token_bytes
+from kvgen.format.sizes import bits_per_element, token_bytes
 from kvgen.registry import stores
 from kvgen.registry.entry import Entry
 from kvgen.spec import KernelSpec, dump_spec

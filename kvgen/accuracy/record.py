@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvgen.reference.quality import format_quality
 from kvgen.registry.entry import Entry
 from kvgen.registry.store import Store
+from kvgen.verify.quality import format_quality
 
 if TYPE_CHECKING:
     from kvgen.accuracy.run import Table

@@ -23,9 +23,9 @@ from kvgen.accuracy.row import Row
 from kvgen.accuracy.suite import for_model, unquantized
 from kvgen.accuracy.train import Point, Told, model_of, text_of
 from kvgen.arch import Target
-from kvgen.reference.sizes import bits_per_element
-from kvgen.reference.tolerance import tolerance
+from kvgen.format.sizes import bits_per_element
 from kvgen.spec import KernelSpec
+from kvgen.verify.tolerance import tolerance
 
 if TYPE_CHECKING:
     from kvgen.accuracy.model import Transformer

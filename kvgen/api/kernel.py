@@ -9,7 +9,7 @@ import torch
 
 from kvgen.api.threads import set_threads
 from kvgen.arch import Target
-from kvgen.reference.layout import PackedLayout
+from kvgen.format.layout import PackedLayout
 from kvgen.registry.entry import Entry, Launch
 from kvgen.registry.select import Selection
 from kvgen.registry.serving import require_compiled

@@ -63,8 +63,8 @@ class Case:
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """fp64 attention of the first sequences, with learned sinks where the spec has them: [checked, q_len, q_heads, head_dim]."""
-        from kvgen.reference.attention import attend
-        from kvgen.reference.data import learned_sinks
+        from kvgen.verify.attention import attend
+        from kvgen.verify.data import learned_sinks
 
         q, k, v = (x[: self.checked] for x in (q, k, v))
         lengths = torch.full((self.checked,), k.shape[1], dtype=torch.int32)

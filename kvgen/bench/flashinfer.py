@@ -13,8 +13,8 @@ from kvgen.errors import ToolchainMissing, UnsupportedError
 from kvgen.measure.device import cold_bytes
 from kvgen.measure.job import TimingPolicy
 from kvgen.measure.timer import timer_for
-from kvgen.reference.quantize import DTYPES
-from kvgen.reference.tolerance import relative_l2
+from kvgen.verify.quantize import DTYPES
+from kvgen.verify.tolerance import relative_l2
 
 PAGE = 16
 WORKSPACE_BYTES = 256 << 20

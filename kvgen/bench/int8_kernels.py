@@ -26,11 +26,11 @@ from kvgen.measure.job import CheckPolicy, TimingPolicy
 from kvgen.measure.matrix import CALLS, MatrixInputs, call_bytes
 from kvgen.measure.matrix_check import MatrixCheck, MatrixWorkloadCheck
 from kvgen.measure.read_roofline import read_roofline
-from kvgen.reference import matrix as reference
 from kvgen.runtime.matrix import MatrixVariant, load_matrix
 from kvgen.spec import MatrixShape, MatrixSpec, load_any_spec
 from kvgen.toolchain import ArtifactCache
 from kvgen.toolchain.pool import build_all
+from kvgen.verify import matrix as reference
 
 OURS = "kvgen"
 BESIDE: Target = "cpu"

@@ -15,7 +15,7 @@ from kvgen.extras import require
 from kvgen.measure.device import cold_bytes
 from kvgen.measure.job import TimingPolicy
 from kvgen.measure.timer import timer_for
-from kvgen.reference.tolerance import relative_l2
+from kvgen.verify.tolerance import relative_l2
 
 DOMAIN = "com.microsoft"
 MOST_COPIES = 64

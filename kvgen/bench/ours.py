@@ -7,9 +7,9 @@ from kvgen.bench.case import Case
 from kvgen.bench.provider import Entrant
 from kvgen.measure.inputs import WorkloadInputs
 from kvgen.measure.job import TimingPolicy
-from kvgen.reference.data import learned_sinks
-from kvgen.reference.quantize import DTYPES
-from kvgen.reference.tolerance import relative_l2
+from kvgen.verify.data import learned_sinks
+from kvgen.verify.quantize import DTYPES
+from kvgen.verify.tolerance import relative_l2
 
 
 class Ours:

@@ -17,7 +17,7 @@ from kvgen.errors import UnsupportedError
 from kvgen.measure.device import cold_bytes, free_bytes
 from kvgen.measure.job import TimingPolicy
 from kvgen.measure.timer import timer_for
-from kvgen.reference.tolerance import relative_l2
+from kvgen.verify.tolerance import relative_l2
 
 Form = Literal["gqa", "expanded", "folded"]
 FORMS: tuple[Form, ...] = ("gqa", "expanded", "folded")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kvgen.arch import CTA_RESERVED, GPUS, Target
+from kvgen.format.layout import packed_layout
+from kvgen.format.sizes import near_128, smallest_block
 from kvgen.lower.pack_memory import MOST_PACK, pack_memory
 from kvgen.lower.schedule import Schedule, layout_of
 from kvgen.lower.space import Fact, spec_facts
-from kvgen.reference.layout import packed_layout
-from kvgen.reference.sizes import near_128, smallest_block
 from kvgen.spec import KernelSpec
 from kvgen.spec.dispatch import MOST_WAVES, Tiling
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvgen.arch import KB
-from kvgen.reference.layout import Operand, PackedLayout
+from kvgen.format.layout import Operand, PackedLayout
 
 MOST_PACK = 48 * KB
 """Shared memory of a kernel that does not ask for more."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast, get_args
 
 from kvgen.digest import digest
+from kvgen.format.layout import Order, PackedLayout, packed_layout
 from kvgen.plaindata import Json
-from kvgen.reference.layout import Order, PackedLayout, packed_layout
 from kvgen.spec import AnySpec, KernelSpec
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kvgen.reference.layout import PackedLayout
-from kvgen.reference.residual import residual_rows
+from kvgen.format.layout import PackedLayout
+from kvgen.format.residual import residual_rows
 from kvgen.spec import KernelSpec, Workload
 from kvgen.spec.traffic import sequence_lengths
 

@@ -12,6 +12,8 @@ from functools import partial
 import torch
 
 from kvgen.errors import CacheMismatch, CheckError
+from kvgen.format.residual import residual_rows
+from kvgen.format.window import first_held, window_places
 from kvgen.measure.call_forms import GAP, FormedCall, form, formed, laid_out
 from kvgen.measure.compare import Comparison, changed, poison, poisoned
 from kvgen.measure.filled import reserved
@@ -22,13 +24,11 @@ from kvgen.measure.scenario import Scenario, Step, long_prompt, scenarios
 from kvgen.measure.sizes import Crowd, Far
 from kvgen.measure.steps import ExtendSteps, PlannedSteps, StaticSteps
 from kvgen.measure.timed import TimedCheck
-from kvgen.reference.data import learned_sinks
-from kvgen.reference.packing import OPERANDS, read_codes
-from kvgen.reference.residual import residual_rows
-from kvgen.reference.window import first_held, window_places
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.variant import Variant
 from kvgen.spec import Workload
+from kvgen.verify.data import learned_sinks
+from kvgen.verify.packing import OPERANDS, read_codes
 
 SENTINEL = -77.0
 TURNS = 2

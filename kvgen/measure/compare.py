@@ -7,12 +7,12 @@ from collections.abc import Callable
 import torch
 
 from kvgen.errors import CheckError
-from kvgen.reference.layout import PackedLayout, Which
-from kvgen.reference.packing import read_codes
-from kvgen.reference.quantize import Quantized
-from kvgen.reference.tolerance import relative_l2, row_tolerance, tolerance, worst_relative_l2
+from kvgen.format.layout import PackedLayout, Which
 from kvgen.runtime.kvcache import KVCache
 from kvgen.spec import KernelSpec
+from kvgen.verify.packing import read_codes
+from kvgen.verify.quantize import Quantized
+from kvgen.verify.tolerance import relative_l2, row_tolerance, tolerance, worst_relative_l2
 
 NAN_BYTE = 255
 """Repeated, it is NaN in every format of scales and residuals."""

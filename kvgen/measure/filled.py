@@ -16,14 +16,14 @@ from dataclasses import dataclass
 
 import torch
 
+from kvgen.format.layout import PackedLayout
+from kvgen.format.residual import residual_rows
+from kvgen.format.window import window_places
 from kvgen.measure.device import free_bytes
-from kvgen.reference.data import learned_sinks, normal
-from kvgen.reference.layout import PackedLayout
-from kvgen.reference.packing import pack_blocks, unpack_blocks
-from kvgen.reference.residual import residual_rows
-from kvgen.reference.window import window_places
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.variant import Variant
+from kvgen.verify.data import learned_sinks, normal
+from kvgen.verify.packing import pack_blocks, unpack_blocks
 
 PATTERN_TOKENS = {"cpu": 4096, "cuda": 16384}
 """Tokens of a pattern. With fewer, an error in one token of a long sequence would be hidden; more take longer."""

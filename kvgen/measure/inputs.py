@@ -7,18 +7,18 @@ from collections.abc import Callable, Sequence
 import torch
 
 from kvgen.errors import MeasureError
+from kvgen.format.residual import residual_rows
+from kvgen.format.window import window_places
 from kvgen.measure.bytes import must_read, timed_lengths
 from kvgen.measure.device import cold_bytes, free_bytes
 from kvgen.measure.filled import FilledCache
 from kvgen.measure.job import TimingPolicy
 from kvgen.measure.power import Power, metered
 from kvgen.measure.timer import Calls, Timer, timer_for
-from kvgen.reference.data import learned_sinks, normal
-from kvgen.reference.residual import residual_rows
-from kvgen.reference.window import window_places
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.variant import Variant
 from kvgen.spec import Workload
+from kvgen.verify.data import learned_sinks, normal
 
 MOST_COPIES = 64
 FREE_SHARE = 0.8

@@ -10,9 +10,9 @@ from kvgen import __version__
 from kvgen._nvml import gpu_identity
 from kvgen.arch import Target, device_type
 from kvgen.digest import digest
+from kvgen.format.layout import PackedLayout
 from kvgen.lower.schedule import Schedule, layout_of
 from kvgen.plaindata import Facts, Json
-from kvgen.reference.layout import PackedLayout
 from kvgen.spec import AnySpec, AnyWorkload, KernelSpec
 from kvgen.spec.timing import Timing
 from kvgen.toolchain.compilers import machine

@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from kvgen.reference.attention import attend
-from kvgen.reference.data import learned_sinks
-from kvgen.reference.layout import PackedLayout
-from kvgen.reference.packing import from_blocks, pack_blocks, to_blocks, unpack_blocks
-from kvgen.reference.residual import ResidualRows, residual_rows
+from kvgen.format.layout import PackedLayout
+from kvgen.format.residual import ResidualRows, residual_rows
 from kvgen.spec import KernelSpec
+from kvgen.verify.attention import attend
+from kvgen.verify.data import learned_sinks
+from kvgen.verify.packing import from_blocks, pack_blocks, to_blocks, unpack_blocks
 
 
 def whole_tokens(spec: KernelSpec, layout: PackedLayout, tokens: int) -> int:

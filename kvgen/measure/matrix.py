@@ -17,10 +17,10 @@ from kvgen.measure.power import Power
 from kvgen.measure.protocols import Stage
 from kvgen.measure.read_roofline import read_roofline
 from kvgen.measure.timer import timer_for
-from kvgen.reference import matrix as reference
 from kvgen.runtime.matrix import MatrixVariant
 from kvgen.runtime.module import MatrixModule, load_as
 from kvgen.spec import MatrixShape, MatrixSpec
+from kvgen.verify import matrix as reference
 
 MOST_COPIES = 64
 CALLS = ("quantize", "dequantize", "scales")

@@ -12,8 +12,8 @@ import torch
 
 from kvgen.errors import CheckError
 from kvgen.measure.job import CheckPolicy
-from kvgen.reference import matrix as reference
 from kvgen.runtime.matrix import MatrixVariant
+from kvgen.verify import matrix as reference
 
 SHAPES = ((0, 5), (1, 1), (2, 31), (17, 33), (64, 64), (130, 257), (40, 1032), (1031, 20))
 """Tokens and channels: multiples of no vector, of some, of all; less and more than a CTA's tile; 1031 tokens divide among no threads."""

@@ -9,15 +9,15 @@ from functools import cache
 
 import torch
 
+from kvgen.format.layout import PackedLayout
+from kvgen.format.window import window_places
 from kvgen.measure.compare import Comparison, poisoned
 from kvgen.measure.filled import FilledCache, Kept, Output
 from kvgen.measure.scenario import extend_tokens, query_lengths
 from kvgen.measure.split_lengths import SplitTokens, ragged_lengths, single_lengths
-from kvgen.reference.data import learned_sinks, normal
-from kvgen.reference.layout import PackedLayout
-from kvgen.reference.window import window_places
 from kvgen.runtime.variant import Variant
 from kvgen.spec import KernelSpec
+from kvgen.verify.data import learned_sinks, normal
 
 ROOM_BYTES = {"cpu": 48 << 20, "cuda": 256 << 20}
 """Packed bytes of a cache. They bound the number of splits that a sequence can have here."""

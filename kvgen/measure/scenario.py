@@ -14,14 +14,14 @@ from functools import lru_cache
 
 import torch
 
+from kvgen.format.layout import PackedLayout, Which
 from kvgen.lower.refusals import MAX_QUERIES
 from kvgen.measure.job import CheckPolicy
 from kvgen.measure.life import Life, whole_tokens
-from kvgen.reference.data import Inputs, normal, structured
-from kvgen.reference.layout import PackedLayout, Which
-from kvgen.reference.packing import OPERANDS, pack_blocks, read_codes, unpack_blocks
-from kvgen.reference.quantize import Quantized
 from kvgen.spec import KernelSpec
+from kvgen.verify.data import Inputs, normal, structured
+from kvgen.verify.packing import OPERANDS, pack_blocks, read_codes, unpack_blocks
+from kvgen.verify.quantize import Quantized
 
 BATCH = {"cpu": 11, "cuda": 133}
 """Least sequences of the ragged scenario; on a GPU more than a CTA of 128 threads takes in one round."""

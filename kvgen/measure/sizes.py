@@ -13,19 +13,19 @@ from functools import lru_cache
 import torch
 
 from kvgen.errors import CheckError
+from kvgen.format.residual import ResidualRows, residual_rows
+from kvgen.format.window import window_places
 from kvgen.measure.compare import NAN_BYTE, Comparison, poisoned
 from kvgen.measure.filled import Output, SparseCache, most_reserved, reserved, reserved_blocks
 from kvgen.measure.job import CheckPolicy
 from kvgen.measure.scenario import query_lengths
-from kvgen.reference.cache import ReferenceCache
-from kvgen.reference.data import Inputs, learned_sinks, normal
-from kvgen.reference.packing import OPERANDS, pack_blocks, read_codes
-from kvgen.reference.residual import ResidualRows, residual_rows
-from kvgen.reference.window import window_places
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.plan import Plan
 from kvgen.runtime.variant import Variant
 from kvgen.spec import KernelSpec
+from kvgen.verify.cache import ReferenceCache
+from kvgen.verify.data import Inputs, learned_sinks, normal
+from kvgen.verify.packing import OPERANDS, pack_blocks, read_codes
 
 CROWD, LEAST_CROWD = 1203, 133
 DIFFERENT = 17

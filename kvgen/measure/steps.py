@@ -16,16 +16,16 @@ from typing import TypeVar
 import torch
 
 from kvgen.errors import CacheMismatch, CheckError
+from kvgen.format.window import first_held, window_places
 from kvgen.lower.extend import extend_refusal
 from kvgen.measure.call_forms import form, formed, laid_out
 from kvgen.measure.compare import NAN_BYTE, Comparison, poison, poisoned
 from kvgen.measure.job import CheckPolicy
 from kvgen.measure.life import Life, whole_tokens
 from kvgen.measure.scenario import query_lengths
-from kvgen.reference.data import learned_sinks, normal
-from kvgen.reference.window import first_held, window_places
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.variant import Variant
+from kvgen.verify.data import learned_sinks, normal
 
 T = TypeVar("T")
 Lengths = tuple[int, ...]

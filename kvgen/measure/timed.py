@@ -14,15 +14,15 @@ from typing import Any
 import torch
 
 from kvgen.errors import CheckError
+from kvgen.format.residual import ResidualRows, residual_rows
+from kvgen.format.window import window_places
 from kvgen.measure.call_forms import Form, formed
 from kvgen.measure.compare import NAN_BYTE, Comparison, poisoned
 from kvgen.measure.filled import Output
 from kvgen.measure.inputs import WorkloadInputs
-from kvgen.reference.packing import OPERANDS, pack_blocks, read_codes
-from kvgen.reference.residual import ResidualRows, residual_rows
-from kvgen.reference.window import window_places
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.variant import Variant
+from kvgen.verify.packing import OPERANDS, pack_blocks, read_codes
 
 SAMPLED = 16
 """Sequences whose packed block is compared: the first, the last, and others in between."""

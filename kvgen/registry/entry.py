@@ -16,11 +16,11 @@ from kvgen.arch import Target
 from kvgen.digest import canonical_json, digest, files_digest
 from kvgen.errors import KvgenError
 from kvgen.files import is_name
+from kvgen.format.layout import PackedLayout
 from kvgen.lower import flags as known
 from kvgen.lower.base import FUNCTIONS, Language, Source, functions_of
 from kvgen.lower.schedule import Params, Schedule, layout_id, layout_of
 from kvgen.plaindata import Facts, Json, Shaped
-from kvgen.reference.layout import PackedLayout
 from kvgen.registry.facts import Provenance, Quality
 from kvgen.registry.paths import check_portable, locate, portable
 from kvgen.spec import AnySpec, AnyWorkload, KernelSpec, Workload

@@ -39,7 +39,7 @@ class OutputErrors:
 
 @dataclass(frozen=True)
 class Outputs:
-    """Errors on seeded data (`kvgen.reference.quality.format_quality`)."""
+    """Errors on seeded data (`kvgen.verify.quality.format_quality`)."""
 
     normal: OutputErrors
     structured: OutputErrors

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from kvgen.errors import CacheMismatch
-from kvgen.reference.dtypes import torch_dtype
-from kvgen.reference.residual import residual_rows
-from kvgen.reference.window import cache_id, window_places
+from kvgen.format.dtypes import torch_dtype
+from kvgen.format.residual import residual_rows
+from kvgen.format.window import cache_id, window_places
 from kvgen.runtime import checks
 from kvgen.runtime.huge_pages import memory_for, new_bytes
 from kvgen.runtime.kvcache import KVCache
@@ -19,7 +19,7 @@ from kvgen.runtime.module import Module
 from kvgen.runtime.sequences import Sequences
 
 if TYPE_CHECKING:
-    from kvgen.reference.layout import PackedLayout
+    from kvgen.format.layout import PackedLayout
     from kvgen.spec import KernelSpec
 
 

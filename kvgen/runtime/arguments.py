@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from kvgen.errors import CacheMismatch, UnsupportedError
+from kvgen.format.dtypes import torch_dtype
+from kvgen.format.window import cache_id, window_places
 from kvgen.lower.extend import extend_refusal
-from kvgen.reference.dtypes import torch_dtype
-from kvgen.reference.window import cache_id, window_places
 from kvgen.runtime import checks
 from kvgen.runtime.kvcache import KVCache
 
 if TYPE_CHECKING:
-    from kvgen.reference.layout import Operand, PackedLayout
+    from kvgen.format.layout import Operand, PackedLayout
     from kvgen.runtime.extend import Call
     from kvgen.spec import KernelSpec
 

@@ -23,7 +23,7 @@ from kvgen.runtime.plan import Plan
 from kvgen.spec.dispatch import Dispatch
 
 if TYPE_CHECKING:
-    from kvgen.reference.layout import PackedLayout
+    from kvgen.format.layout import PackedLayout
     from kvgen.spec import KernelSpec
 
 SHARED = "{call} would advance lengths that several caches share, once for each of them: {way}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kvgen.reference.layout import PackedLayout
+from kvgen.format.layout import PackedLayout
 from kvgen.runtime.calls import Calls
 from kvgen.runtime.executable import Executable
 from kvgen.runtime.kvcache import KVCache

@@ -11,7 +11,6 @@ from kvgen.lower.base import Source
 from kvgen.lower.schedule import Schedule
 from kvgen.lower.sources import Sources
 from kvgen.plaindata import Facts
-from kvgen.reference.quality import format_quality
 from kvgen.registry.default import untuned_entry
 from kvgen.registry.device import here
 from kvgen.registry.entry import Entry
@@ -23,6 +22,7 @@ from kvgen.tune.candidate import Record
 from kvgen.tune.compile_queue import CompileQueue
 from kvgen.tune.contenders import Contender
 from kvgen.tune.decide import Decision
+from kvgen.verify.quality import format_quality
 
 MOST_LAUNCHES = 4
 """Of an entry, unless more workloads have winners of their own."""

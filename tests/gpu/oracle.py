@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from kvgen.reference.attention import attend as reference_attend
-from kvgen.reference.data import learned_sinks
-from kvgen.reference.layout import PackedLayout
-from kvgen.reference.packing import unpack_blocks
-from kvgen.reference.residual import ResidualRows
+from kvgen.format.layout import PackedLayout
+from kvgen.format.residual import ResidualRows
 from kvgen.runtime.kvcache import KVCache
 from kvgen.spec import KernelSpec
+from kvgen.verify.attention import attend as reference_attend
+from kvgen.verify.data import learned_sinks
+from kvgen.verify.packing import unpack_blocks
 
 
 def contents(

@@ -13,8 +13,8 @@ from kvgen.accuracy.run import kernels_of
 from kvgen.accuracy.suite import for_model, suite, unquantized
 from kvgen.accuracy.text import corpus
 from kvgen.accuracy.train import train
-from kvgen.reference.tolerance import tolerance
 from kvgen.spec.target import resolve
+from kvgen.verify.tolerance import tolerance
 from tests.support.planted import Planted
 
 TINY = Recipe("tiny", Shape(2, 64, 4, 2, 128, 256 + 64), 64, (Stage(60, 4, 128), Stage(10, 1, 512)), (512,))

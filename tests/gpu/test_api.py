@@ -11,7 +11,6 @@ import kvgen
 from kvgen.api import forget
 from kvgen.integrations import torch_ops
 from kvgen.lower.backends import backends_for
-from kvgen.reference.tolerance import relative_l2, tolerance
 from kvgen.registry.device import here
 from kvgen.registry.entry import Entry
 from kvgen.registry.store import Store
@@ -19,6 +18,7 @@ from kvgen.spec import KernelSpec, load_spec
 from kvgen.spec.target import resolve
 from kvgen.spec.timing import Timing
 from kvgen.toolchain import build
+from kvgen.verify.tolerance import relative_l2, tolerance
 from tests.gpu.oracle import attend, contents
 
 BATCH, TOKENS, CAPACITY = 2, 300, 1024

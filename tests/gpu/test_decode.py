@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from kvgen.errors import CacheMismatch
-from kvgen.reference.tolerance import relative_l2, tolerance
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.variant import Variant
+from kvgen.verify.tolerance import relative_l2, tolerance
 from tests.gpu.oracle import attend, contents
 from tests.support.kernel_cases import KernelCase, variant
 

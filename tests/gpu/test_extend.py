@@ -7,11 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvgen.reference.attention import attend as reference_attend
-from kvgen.reference.tolerance import relative_l2, tolerance
 from kvgen.runtime import extend
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.variant import Variant
+from kvgen.verify.attention import attend as reference_attend
+from kvgen.verify.tolerance import relative_l2, tolerance
 from tests.gpu.oracle import attend, contents
 from tests.gpu.test_properties import CASES, agree, poisoned
 from tests.support.kernel_cases import KernelCase, variant

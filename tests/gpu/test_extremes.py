@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kvgen.reference.attention import attend as reference_attend
-from kvgen.reference.packing import unpack_blocks
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.variant import Variant
+from kvgen.verify.attention import attend as reference_attend
+from kvgen.verify.packing import unpack_blocks
 from tests.gpu.oracle import contents
 from tests.gpu.test_properties import agree, poisoned
 from tests.support.kernel_cases import KernelCase, variant

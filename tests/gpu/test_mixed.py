@@ -12,7 +12,6 @@ import torch
 import kvgen
 from kvgen.api import forget
 from kvgen.lower.backends import get_backend
-from kvgen.reference.tolerance import relative_l2, tolerance
 from kvgen.registry.device import here
 from kvgen.registry.entry import Entry
 from kvgen.registry.store import Store
@@ -22,6 +21,7 @@ from kvgen.spec.dispatch import ALIKE
 from kvgen.spec.target import resolve
 from kvgen.spec.timing import Timing
 from kvgen.toolchain import build
+from kvgen.verify.tolerance import relative_l2, tolerance
 from tests.gpu.oracle import attend, contents
 
 pytestmark = pytest.mark.skipif(find_spec("tilelang") is None, reason="TileLang is not installed")

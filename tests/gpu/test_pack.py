@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kvgen.reference.packing import pack_blocks, to_blocks, unpack_blocks
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.variant import Variant
+from kvgen.verify.packing import pack_blocks, to_blocks, unpack_blocks
 from tests.support.kernel_cases import KernelCase, variant
 from tests.support.packed import hard_values, meaningful_bytes, sequence_blocks
 

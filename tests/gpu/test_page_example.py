@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from kvgen.lower.base import Source
-from kvgen.reference.tolerance import relative_l2, tolerance
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.module import load
 from kvgen.runtime.variant import Variant
 from kvgen.toolchain import build
+from kvgen.verify.tolerance import relative_l2, tolerance
 from tests.gpu.oracle import attend, contents
 from tests.support.kernel_cases import KernelCase
 from tests.unit.lower_cuda.page_example import WORDS, alibi, with_alibi

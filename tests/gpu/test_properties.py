@@ -10,11 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvgen.reference.data import learned_sinks
-from kvgen.reference.residual import residual_rows
-from kvgen.reference.tolerance import relative_l2, tolerance
+from kvgen.format.residual import residual_rows
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.variant import Variant
+from kvgen.verify.data import learned_sinks
+from kvgen.verify.tolerance import relative_l2, tolerance
 from tests.gpu.oracle import attend, contents
 from tests.support.kernel_cases import KernelCase, variant
 

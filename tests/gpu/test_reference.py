@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kvgen.reference import matrix
-from kvgen.reference.attention import attend
-from kvgen.reference.data import structured
-from kvgen.reference.layout import packed_layout
-from kvgen.reference.packing import from_blocks, pack_blocks, to_blocks, unpack_blocks
+from kvgen.format.layout import packed_layout
 from kvgen.spec import presets
+from kvgen.verify import matrix
+from kvgen.verify.attention import attend
+from kvgen.verify.data import structured
+from kvgen.verify.packing import from_blocks, pack_blocks, to_blocks, unpack_blocks
 
 
 @pytest.mark.parametrize("name", presets())

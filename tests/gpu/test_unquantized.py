@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kvgen.reference.cache import ReferenceCache
-from kvgen.reference.data import learned_sinks
-from kvgen.reference.tolerance import relative_l2, tolerance
+from kvgen.verify.cache import ReferenceCache
+from kvgen.verify.data import learned_sinks
+from kvgen.verify.tolerance import relative_l2, tolerance
 from tests.support.kernel_cases import KernelCase, variant, verify
 
 CASES = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kvgen.reference.window import first_held, window_places
+from kvgen.format.window import first_held, window_places
 from tests.gpu.oracle import contents
 from tests.gpu.test_extend import check_decode, normal
 from tests.gpu.test_properties import agree, near, poisoned

@@ -16,9 +16,9 @@ from kvgen.lower.cuda.support import BOOST_STEP, MOST_GROUP
 from kvgen.lower.refusals import MAX_Q_ROWS
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.lower.tilelang.support import CHANNEL_GROUPS as TILELANG_GROUPS
-from kvgen.reference.quantize import torch_dtype
 from kvgen.spec import KernelSpec
 from kvgen.spec.validation import spec_of
+from kvgen.verify.quantize import torch_dtype
 
 CPU, CUDA, TILELANG = map(get_backend, ("cpu", "cuda", "tilelang"))
 TOKEN_GROUPS = (16, 32, 48, 64, 80, 96, 128, 160, 192, 256, 320, 512)

@@ -10,8 +10,8 @@ import torch
 from kvgen.arch import GPUS, Target
 from kvgen.lower.matrix import NO_LAYOUT
 from kvgen.lower.schedule import Params, Schedule
-from kvgen.reference import matrix as reference
 from kvgen.spec import MatrixSpec, load_any_spec
+from kvgen.verify import matrix as reference
 from tests.lives.drawn import CPU, CUDA, generator
 
 KINDS = ("uniform", "channels", "ties", "near ties", "constant", "tiny", "huge", "one")

@@ -16,9 +16,9 @@ from pathlib import Path
 from random import Random
 
 from kvgen._resources import templates
-from kvgen.reference.cache import ReferenceCache
-from kvgen.reference.quantize import torch_dtype
-from kvgen.reference.window import window_places
+from kvgen.format.window import window_places
+from kvgen.verify.cache import ReferenceCache
+from kvgen.verify.quantize import torch_dtype
 from tests.lives.command import failures, live, parser
 from tests.lives.drawn import drawn_gpu_schedule, drawn_gpu_spec
 from tests.lives.packing import PackLife

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import torch
 
 from kvgen.errors import CacheMismatch
-from kvgen.reference.cache import ReferenceCache
-from kvgen.reference.window import window_places
+from kvgen.format.window import window_places
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.rows import row_of
 from kvgen.runtime.variant import Variant
+from kvgen.verify.cache import ReferenceCache
 from tests.lives.layers import Layers, Wrong, require
 from tests.lives.memory import replayable, restoring
 

@@ -19,10 +19,10 @@ from typing import Protocol
 import torch
 
 from kvgen.measure.matrix_check import MatrixCheck
-from kvgen.reference import matrix as reference
-from kvgen.reference.quantize import torch_dtype
 from kvgen.runtime.matrix import MatrixVariant, load_matrix
 from kvgen.toolchain import build
+from kvgen.verify import matrix as reference
+from kvgen.verify.quantize import torch_dtype
 from tests.lives.command import failures, live, parser
 from tests.lives.drawn import CPU, generator
 from tests.lives.drawn_matrix import (

@@ -6,11 +6,11 @@ from random import Random
 
 import torch
 
-from kvgen.reference.cache import ReferenceCache
-from kvgen.reference.layout import PackedLayout
-from kvgen.reference.quantize import torch_dtype
-from kvgen.reference.window import first_held, window_places
+from kvgen.format.layout import PackedLayout
+from kvgen.format.window import first_held, window_places
 from kvgen.spec import KernelSpec
+from kvgen.verify.cache import ReferenceCache
+from kvgen.verify.quantize import torch_dtype
 from tests.lives.drawn import KINDS, dense, drawn_tensor
 from tests.lives.layers import require
 from tests.support.packed import meaningful_bytes, sequence_blocks

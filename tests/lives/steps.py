@@ -9,9 +9,9 @@ from typing import Generic, Protocol, TypeVar
 
 import torch
 
-from kvgen.reference.cache import ReferenceCache
-from kvgen.reference.tolerance import relative_l2, row_tolerance, tolerance, worst_relative_l2
 from kvgen.spec import KernelSpec
+from kvgen.verify.cache import ReferenceCache
+from kvgen.verify.tolerance import relative_l2, row_tolerance, tolerance, worst_relative_l2
 from tests.lives.drawn import KINDS, dense, drawn_query, drawn_sinks, drawn_tensor
 from tests.lives.layers import require
 from tests.lives.packing import drawn_crop

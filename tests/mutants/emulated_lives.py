@@ -11,16 +11,16 @@ from pathlib import Path
 import torch
 
 from benchmarks.gpu_words import spec_of, workload_of
+from kvgen.format.residual import ResidualRows, residual_rows
+from kvgen.format.window import window_places
 from kvgen.lower.schedule import Value
 from kvgen.measure.call_forms import form, laid_out
-from kvgen.reference.cache import ReferenceCache
-from kvgen.reference.data import learned_sinks, normal, structured
-from kvgen.reference.packing import pack_blocks, to_blocks, unpack_blocks
-from kvgen.reference.plan import PlanShape
-from kvgen.reference.residual import ResidualRows, residual_rows
-from kvgen.reference.tolerance import relative_l2, row_tolerance, tolerance, worst_relative_l2
-from kvgen.reference.window import window_places
 from kvgen.spec import KernelSpec
+from kvgen.verify.cache import ReferenceCache
+from kvgen.verify.data import learned_sinks, normal, structured
+from kvgen.verify.packing import pack_blocks, to_blocks, unpack_blocks
+from kvgen.verify.plan import PlanShape
+from kvgen.verify.tolerance import relative_l2, row_tolerance, tolerance, worst_relative_l2
 from tests.support.packed import hard_values, meaningful_bytes, sequence_blocks
 from tests.unit.lower_cuda import emulate
 from tests.unit.lower_cuda.emulate_attend import Emulated, Step, launch, packed_cache
@@ -275,8 +275,8 @@ def overflow(built: Emulated, lengths: Lengths, processors: int) -> None:
 
 def pack(case: EmulatedCase, folder: Path) -> None:
     """Prefill in pieces, one of them beyond 3,000 tokens, then unpack."""
-    from kvgen.reference.layout import packed_layout
-    from kvgen.reference.quantize import torch_dtype
+    from kvgen.format.layout import packed_layout
+    from kvgen.verify.quantize import torch_dtype
 
     layout, dtype = packed_layout(case.spec, case.block, "mma"), torch_dtype(case.spec.attention.dtype)
     rows = residual_rows(case.spec, case.block)

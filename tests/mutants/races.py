@@ -20,9 +20,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from kvgen.reference.layout import packed_layout
-from kvgen.reference.quantize import torch_dtype
-from kvgen.reference.residual import residual_rows
+from kvgen.format.layout import packed_layout
+from kvgen.format.residual import residual_rows
+from kvgen.verify.quantize import torch_dtype
 from tests.lives.life import Wrong as LifeWrong
 from tests.lives.packing import PackLife
 from tests.mutants.emulated_lives import CASES, PACKED, PLANS, Wrong, attend, decode, headers_of

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from kvgen.format.layout import PackedLayout, packed_layout
 from kvgen.lower.base import FUNCTIONS, Source
 from kvgen.lower.schedule import Params, Schedule
-from kvgen.reference.layout import PackedLayout, packed_layout
 from kvgen.spec import KernelSpec, load_spec
 from kvgen.toolchain import Artifact, ArtifactCache, build
 

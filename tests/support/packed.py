@@ -7,8 +7,8 @@ from typing import get_args
 
 import torch
 
-from kvgen.reference.layout import PackedLayout, Which
-from kvgen.reference.places import boost_bits, boost_index_offsets, code_bits, param_offsets
+from kvgen.format.layout import PackedLayout, Which
+from kvgen.format.places import boost_bits, boost_index_offsets, code_bits, param_offsets
 
 
 def hard_values(shape: tuple[int, int, int, int], dtype: torch.dtype, seed: int) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from kvgen.reference.plan import PlanShape
+from kvgen.verify.plan import PlanShape
 
 
 @st.composite

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from kvgen.api import Kernel
-from kvgen.reference.places import param_offsets
+from kvgen.format.places import param_offsets
 from kvgen.runtime.kvcache import KVCache
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from kvgen.reference.layout import Order, PackedLayout, packed_layout
+from kvgen.format.layout import Order, PackedLayout, packed_layout
 from kvgen.spec import KernelSpec, Workload, load_spec
 
 

@@ -8,13 +8,13 @@ from kvgen._machine import vector_bits, vector_registers
 from kvgen._resources import templates
 from kvgen.arch import Target
 from kvgen.errors import UnsupportedError
+from kvgen.format.layout import BOOST_CHANNELS
+from kvgen.format.sizes import block_multiple, usual_block
+from kvgen.format.window import window_places
 from kvgen.lower import flags
 from kvgen.lower.base import FUNCTIONS, Source
 from kvgen.lower.schedule import Params, Schedule, layout_of
 from kvgen.lower.space import SearchSpace, spec_facts
-from kvgen.reference.layout import BOOST_CHANNELS
-from kvgen.reference.sizes import block_multiple, usual_block
-from kvgen.reference.window import window_places
 from kvgen.spec import AnyWorkload, KernelSpec, KeySpec, QuantSpec
 from kvgen.spec.dispatch import Tiling
 

@@ -7,6 +7,7 @@ from functools import cache, lru_cache
 
 from kvgen.arch import GPUS, KB, Target
 from kvgen.errors import UnsupportedError
+from kvgen.format.layout import packed_layout
 from kvgen.lower.base import Source
 from kvgen.lower.cuda.default import coarse_values, further_launches, plain_launches
 from kvgen.lower.cuda.render import source
@@ -19,7 +20,6 @@ from kvgen.lower.plain import plain_schedule
 from kvgen.lower.refusals import first_refusal, wrong_target
 from kvgen.lower.schedule import Params, Schedule, layout_of
 from kvgen.lower.space import Fact, SearchSpace
-from kvgen.reference.layout import packed_layout
 from kvgen.spec import AnyWorkload, KernelSpec, Workload
 from kvgen.spec.dispatch import Tiling
 from kvgen.spec.distance import mean_length

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from kvgen._resources import templates
 from kvgen.arch import GPUS, Target
+from kvgen.format.layout import Operand, PackedLayout
+from kvgen.format.window import window_places
 from kvgen.lower.base import FUNCTIONS, Source
 from kvgen.lower.cuda.rows import q_tiles
 from kvgen.lower.cuda.shared import PLANNED, cluster_size, shared_memory
 from kvgen.lower.pack_memory import pack_memory
 from kvgen.lower.schedule import Params
-from kvgen.reference.layout import Operand, PackedLayout
-from kvgen.reference.window import window_places
 from kvgen.spec import KernelSpec
 
 _SELECTORS = {"mean_abs": "mean_abs", "range": "range", "static": "fixed"}

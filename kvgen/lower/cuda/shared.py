@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from math import gcd
 
+from kvgen.format.layout import Operand, PackedLayout
 from kvgen.lower.cuda.rows import TILE_ROWS, q_tiles
 from kvgen.lower.pack_memory import pack_memory
 from kvgen.lower.schedule import Params
-from kvgen.reference.layout import Operand, PackedLayout
 from kvgen.spec import KernelSpec
 
 SUBTILE = 32

@@ -11,6 +11,7 @@ from typing import Any
 
 from kvgen.arch import GPUS, Target
 from kvgen.errors import UnsupportedError
+from kvgen.format.layout import packed_layout
 from kvgen.lower.base import Source
 from kvgen.lower.gpu_facts import gpu_facts, preferred_block, tiling_of
 from kvgen.lower.pack_memory import too_many_scales
@@ -23,7 +24,6 @@ from kvgen.lower.tilelang.isolate import lower_apart
 from kvgen.lower.tilelang.render import source
 from kvgen.lower.tilelang.support import REFUSALS, missing
 from kvgen.lower.tilelang.traits import Traits, make_traits
-from kvgen.reference.layout import packed_layout
 from kvgen.spec import AnyWorkload, KernelSpec
 from kvgen.spec.dispatch import MOST_SPLITS, Tiling
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from kvgen._resources import templates
 from kvgen.arch import Target
+from kvgen.format.layout import Operand
 from kvgen.lower import flags
 from kvgen.lower.base import FUNCTIONS, Source
 from kvgen.lower.pack_memory import pack_memory
@@ -15,7 +16,6 @@ from kvgen.lower.template import reached_headers, render
 from kvgen.lower.tilelang.isolate import Lowered, Program
 from kvgen.lower.tilelang.support import tilelang_version
 from kvgen.lower.tilelang.traits import Traits
-from kvgen.reference.layout import Operand
 
 ELEMENTS = {"float16": "__half", "bfloat16": "__nv_bfloat16"}
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from kvgen.format.layout import Operand, PackedLayout, Which, vector_words
+from kvgen.format.residual import ResidualRows, residual_rows
+from kvgen.format.window import window_places
 from kvgen.lower.schedule import Schedule, layout_of
-from kvgen.reference.layout import Operand, PackedLayout, Which, vector_words
-from kvgen.reference.residual import ResidualRows, residual_rows
-from kvgen.reference.window import window_places
 from kvgen.spec import KernelSpec
 
 LANES = 32

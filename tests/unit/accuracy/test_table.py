@@ -16,7 +16,7 @@ from kvgen.accuracy.recipe import SMALL
 from kvgen.accuracy.row import Row, longest, read_csv, write_csv
 from kvgen.accuracy.suite import SAME_AS, for_model, suite, unquantized
 from kvgen.errors import HostError, KvgenError
-from kvgen.reference.sizes import bits_per_element
+from kvgen.format.sizes import bits_per_element
 from kvgen.spec import load_spec, presets
 from tests.support.specs import base
 

@@ -10,13 +10,13 @@ import torch
 from kvgen.api import FallbackWarning, get_kernel, get_matrix_kernel
 from kvgen.errors import SpecError
 from kvgen.lower.backends import get_backend
-from kvgen.reference import matrix as reference
 from kvgen.registry.store import Store
 from kvgen.toolchain import ArtifactCache
 from kvgen.tune.budget import Budget
 from kvgen.tune.candidate import Candidate
 from kvgen.tune.regression.source import compare_sources, passed_over, render
 from kvgen.tune.tuner import tune
+from kvgen.verify import matrix as reference
 from tests.support.matrix import matrix_spec
 from tests.support.tuning import FakeRunner
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from kvgen.errors import UnsupportedError
-from kvgen.reference.cache import ReferenceCache
+from kvgen.verify.cache import ReferenceCache
 from tests.support.models import FAMILIES, SLIDING, WINDOW, generated, model_of, padded, plain, random_ids, stock_of
 
 pytest.importorskip("transformers")

@@ -12,13 +12,13 @@ from kvgen.lower.backends import get_backend
 from kvgen.lower.schedule import Params, Schedule, layout_of
 from kvgen.measure.check import check
 from kvgen.measure.job import CheckPolicy
-from kvgen.reference.attention import attend
-from kvgen.reference.tolerance import relative_l2, tolerance
 from kvgen.runtime.module import load
 from kvgen.runtime.variant import Variant
 from kvgen.spec import KernelSpec
 from kvgen.toolchain import build
 from kvgen.toolchain.compilers import cpu_features
+from kvgen.verify.attention import attend
+from kvgen.verify.tolerance import relative_l2, tolerance
 from tests.support.cpu import spec_of, variant
 
 CPU = get_backend("cpu")

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from kvgen.measure.check import check
 from kvgen.measure.compare import poison
 from kvgen.measure.job import CheckPolicy
-from kvgen.reference.attention import attend
-from kvgen.reference.cache import ReferenceCache
-from kvgen.reference.data import learned_sinks
-from kvgen.reference.packing import pack_blocks, to_blocks, unpack_blocks
-from kvgen.reference.quantize import torch_dtype
-from kvgen.reference.tolerance import relative_l2, tolerance
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.variant import Variant
 from kvgen.spec import KernelSpec
+from kvgen.verify.attention import attend
+from kvgen.verify.cache import ReferenceCache
+from kvgen.verify.data import learned_sinks
+from kvgen.verify.packing import pack_blocks, to_blocks, unpack_blocks
+from kvgen.verify.quantize import torch_dtype
+from kvgen.verify.tolerance import relative_l2, tolerance
 from tests.support.cpu import spec_of, variant
 from tests.support.packed import meaningful_bytes
 

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvgen.lower.cpu.lowering import WORKERS
-from kvgen.reference.cache import ReferenceCache
-from kvgen.reference.plan import PlanShape, make_plan, read_plan, written_plan
-from kvgen.reference.tolerance import relative_l2, tolerance
 from kvgen.runtime.variant import Variant
 from kvgen.spec import KernelSpec
+from kvgen.verify.cache import ReferenceCache
+from kvgen.verify.plan import PlanShape, make_plan, read_plan, written_plan
+from kvgen.verify.tolerance import relative_l2, tolerance
 from tests.support.cpu import spec_of, variant
 from tests.support.plans import lengths_up_to
 

@@ -10,8 +10,8 @@ import torch
 
 from kvgen.arch import GPUS
 from kvgen.lower.backends import get_backend
-from kvgen.reference import matrix as reference
 from kvgen.spec import KernelSpec, load_spec
+from kvgen.verify import matrix as reference
 from tests.lives import cpu, emulated, matrix, tilelang
 from tests.lives.drawn import drawn_tilelang_schedule, drawn_tilelang_spec, spec_data
 from tests.lives.drawn_matrix import KINDS, drawn_matrix, drawn_matrix_schedule, drawn_matrix_spec, drawn_rows, drawn_scales, drawn_shape

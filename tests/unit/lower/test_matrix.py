@@ -20,8 +20,8 @@ from kvgen.lower.matrix import NO_LAYOUT, PAPER_VARIANTS
 from kvgen.lower.schedule import Params, Schedule, layout_id
 from kvgen.measure.job import CheckPolicy
 from kvgen.measure.matrix_check import MatrixCheck
-from kvgen.reference import matrix as reference
 from kvgen.spec import MatrixShape, load_any_spec
+from kvgen.verify import matrix as reference
 from tests.support.matrix import cpu_matrix, matrix_spec
 
 

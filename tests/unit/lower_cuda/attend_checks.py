@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from kvgen.reference.cache import ReferenceCache
-from kvgen.reference.data import normal, structured
-from kvgen.reference.tolerance import relative_l2, tolerance
-from kvgen.reference.window import window_places
+from kvgen.format.window import window_places
+from kvgen.verify.cache import ReferenceCache
+from kvgen.verify.data import normal, structured
+from kvgen.verify.tolerance import relative_l2, tolerance
 from tests.support.packed import meaningful_bytes, sequence_blocks
 from tests.unit.lower_cuda.emulate_attend import Emulated, Step, packed_cache
 

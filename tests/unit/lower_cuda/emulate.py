@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 
 from kvgen._resources import templates
-from kvgen.reference.layout import PackedLayout
-from kvgen.reference.residual import ResidualRows
+from kvgen.format.layout import PackedLayout
+from kvgen.format.residual import ResidualRows
 from kvgen.toolchain.compilers import find_gxx
 from tests.unit.lower_cuda import race_checks
 

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import torch
 
+from kvgen.format.layout import PackedLayout, packed_layout
+from kvgen.format.window import window_places
 from kvgen.lower.cuda.render import source
 from kvgen.lower.cuda.rows import runs
 from kvgen.lower.schedule import Params, Value
 from kvgen.measure.call_forms import Form, laid_out
-from kvgen.reference.cache import ReferenceCache
-from kvgen.reference.layout import PackedLayout, packed_layout
-from kvgen.reference.plan import WORK_TILE, PlanShape, WorkTile, make_plan, written_plan
-from kvgen.reference.window import window_places
 from kvgen.spec import KernelSpec
+from kvgen.verify.cache import ReferenceCache
+from kvgen.verify.plan import WORK_TILE, PlanShape, WorkTile, make_plan, written_plan
 from tests.unit.lower_cuda.emulate import library, part_of_wider
 
 CALLS = """

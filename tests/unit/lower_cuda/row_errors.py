@@ -21,11 +21,11 @@ import torch
 from benchmarks.gpu_words import spec_of, workload_of
 from kvgen.lower.backends import get_backend
 from kvgen.lower.schedule import Params, Schedule
-from kvgen.reference.cache import ReferenceCache
-from kvgen.reference.data import normal, structured
-from kvgen.reference.quality import attention
-from kvgen.reference.tolerance import relative_l2, worst_relative_l2
 from kvgen.spec import KernelSpec
+from kvgen.verify.cache import ReferenceCache
+from kvgen.verify.data import normal, structured
+from kvgen.verify.quality import attention
+from kvgen.verify.tolerance import relative_l2, worst_relative_l2
 from tests.unit.lower_cuda.emulate_attend import Emulated, Step, launch
 
 TOKENS = 2048

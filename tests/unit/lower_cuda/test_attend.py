@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from benchmarks.gpu_words import spec_of, workload_of
 from kvgen.lower.schedule import Value
-from kvgen.reference.cache import ReferenceCache
-from kvgen.reference.data import normal
-from kvgen.reference.tolerance import relative_l2, tolerance, worst_relative_l2
+from kvgen.verify.cache import ReferenceCache
+from kvgen.verify.data import normal
+from kvgen.verify.tolerance import relative_l2, tolerance, worst_relative_l2
 from tests.support.packed import sequence_blocks
 from tests.unit.lower_cuda.attend_checks import agree, cached, cleared, fresh, reference
 from tests.unit.lower_cuda.emulate_attend import Emulated, Step, launch

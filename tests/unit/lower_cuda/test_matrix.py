@@ -11,8 +11,8 @@ import torch
 from kvgen.lower.backends import get_backend
 from kvgen.lower.matrix import NO_LAYOUT, PAPER_VARIANTS
 from kvgen.lower.schedule import Params, Schedule
-from kvgen.reference import matrix as reference
 from kvgen.toolchain import build
+from kvgen.verify import matrix as reference
 from tests.support.matrix import matrix_spec
 from tests.unit.lower_cuda.emulate_matrix import EmulatedMatrix
 

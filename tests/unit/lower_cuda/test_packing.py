@@ -9,12 +9,12 @@ from typing import get_args
 import pytest
 import torch
 
-from kvgen.reference.layout import PackedLayout, Which, packed_layout
-from kvgen.reference.packing import pack_blocks, to_blocks, unpack_blocks
-from kvgen.reference.places import boost_index_offsets, code_bits, param_offsets
-from kvgen.reference.quantize import torch_dtype
-from kvgen.reference.residual import ResidualRows
+from kvgen.format.layout import PackedLayout, Which, packed_layout
+from kvgen.format.places import boost_index_offsets, code_bits, param_offsets
+from kvgen.format.residual import ResidualRows
 from kvgen.spec import KernelSpec, load_spec
+from kvgen.verify.packing import pack_blocks, to_blocks, unpack_blocks
+from kvgen.verify.quantize import torch_dtype
 from tests.support.packed import hard_values, meaningful_bytes, sequence_blocks
 from tests.unit.lower_cuda.emulate import Cache, Emulated
 

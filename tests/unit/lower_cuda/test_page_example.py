@@ -7,9 +7,9 @@ import torch
 
 from benchmarks.gpu_words import spec_of, workload_of
 from kvgen.lower.base import Source
-from kvgen.reference.cache import ReferenceCache
-from kvgen.reference.data import normal
-from kvgen.reference.tolerance import relative_l2, tolerance
+from kvgen.verify.cache import ReferenceCache
+from kvgen.verify.data import normal
+from kvgen.verify.tolerance import relative_l2, tolerance
 from tests.unit.lower_cuda import emulate_attend
 from tests.unit.lower_cuda.emulate_attend import Emulated, Step, launch
 from tests.unit.lower_cuda.page_example import WORDS, alibi, with_alibi

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvgen.reference.plan import make_plan, read_plan
+from kvgen.verify.plan import make_plan, read_plan
 from tests.unit.lower_cuda.emulate_plan import Planner
 from tests.unit.lower_cuda.plan_checks import FORTY, MANY, OWN_RANGES, Case, OfAnyPlanner, random_plans_agree
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from benchmarks.gpu_words import spec_of, workload_of
+from kvgen.format.layout import packed_layout
 from kvgen.lower.schedule import Value
-from kvgen.reference.cache import ReferenceCache
-from kvgen.reference.data import normal
-from kvgen.reference.layout import packed_layout
-from kvgen.reference.quantize import torch_dtype
+from kvgen.verify.cache import ReferenceCache
+from kvgen.verify.data import normal
+from kvgen.verify.quantize import torch_dtype
 from tests.support.packed import meaningful_bytes, sequence_blocks
 from tests.unit.lower_cuda import emulate
 from tests.unit.lower_cuda.attend_checks import agree, cached, fresh, reference

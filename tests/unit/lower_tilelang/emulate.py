@@ -12,15 +12,15 @@ from pathlib import Path
 
 import torch
 
+from kvgen.format.residual import ResidualRows
 from kvgen.lower.schedule import Params, Schedule, Value
 from kvgen.lower.tilelang.isolate import Program, lower_apart
 from kvgen.lower.tilelang.traits import Traits, make_traits
-from kvgen.reference.cache import ReferenceCache
-from kvgen.reference.plan import PlanShape, written_plan
-from kvgen.reference.plan import make_plan as plan_step
-from kvgen.reference.residual import ResidualRows
 from kvgen.spec import KernelSpec
 from kvgen.toolchain.compilers import find_gxx
+from kvgen.verify.cache import ReferenceCache
+from kvgen.verify.plan import PlanShape, written_plan
+from kvgen.verify.plan import make_plan as plan_step
 
 HERE = Path(__file__).parent
 LOG2E = 1.4426950408889634

@@ -11,12 +11,12 @@ import torch
 
 from benchmarks.gpu_words import spec_of, workload_of
 from kvgen._resources import templates
+from kvgen.format.layout import packed_layout
+from kvgen.format.residual import residual_rows
 from kvgen.lower.tilelang.render import quant
-from kvgen.reference.cache import ReferenceCache
-from kvgen.reference.data import normal
-from kvgen.reference.layout import packed_layout
-from kvgen.reference.residual import residual_rows
 from kvgen.spec import KernelSpec
+from kvgen.verify.cache import ReferenceCache
+from kvgen.verify.data import normal
 from tests.unit.lower_cuda.emulate import library
 from tests.unit.lower_tilelang.emulate import residual_with_poison
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from kvgen.lower.schedule import Value
-from kvgen.reference.cache import ReferenceCache
-from kvgen.reference.data import normal, structured
-from kvgen.reference.tolerance import relative_l2, tolerance
+from kvgen.verify.cache import ReferenceCache
+from kvgen.verify.data import normal, structured
+from kvgen.verify.tolerance import relative_l2, tolerance
 from tests.support.tilelang import needs_tilelang
 from tests.unit.lower_tilelang.emulate import Emulated, Step, unquantized_rows
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from benchmarks.gpu_words import spec_of, workload_of
+from kvgen.format.layout import Which
+from kvgen.format.places import code_bits
 from kvgen.lower.tilelang.traits import Traits, make_traits
-from kvgen.reference.layout import Which
-from kvgen.reference.places import code_bits
 from tests.unit.lower_tilelang.emulate import schedule
 
 WORDS = ("k4v4", "k8v2", "k2v8:token:kg32:vg64", "k4v4:d96", "k2v2:d64:kg64:vg64", "k16v16:d96")

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from kvgen.format.layout import packed_layout
 from kvgen.measure.bytes import half_full, must_read, sequence_bytes
-from kvgen.reference.layout import packed_layout
 from kvgen.spec import KernelSpec, load_spec
 
 

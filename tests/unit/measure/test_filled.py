@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from kvgen.measure.filled import FilledCache, Kept, pattern_of
-from kvgen.reference.attention import attend
-from kvgen.reference.data import learned_sinks
-from kvgen.reference.packing import unpack_blocks
 from kvgen.runtime.module import load
 from kvgen.runtime.variant import Variant
 from kvgen.spec import KernelSpec
+from kvgen.verify.attention import attend
+from kvgen.verify.data import learned_sinks
+from kvgen.verify.packing import unpack_blocks
 from tests.support.cpu import spec_of
 from tests.support.cpu import variant as compiled
 from tests.support.naive import naive_artifact, naive_layout, naive_spec

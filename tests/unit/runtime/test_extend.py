@@ -6,15 +6,15 @@ import pytest
 import torch
 
 from kvgen.errors import UnsupportedError
+from kvgen.format.layout import packed_layout
 from kvgen.lower.extend import extend_refusal
-from kvgen.reference.attention import attend
-from kvgen.reference.cache import ReferenceCache
-from kvgen.reference.layout import packed_layout
-from kvgen.reference.tolerance import relative_l2, tolerance
 from kvgen.runtime import extend
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.module import load
 from kvgen.runtime.variant import Variant
+from kvgen.verify.attention import attend
+from kvgen.verify.cache import ReferenceCache
+from kvgen.verify.tolerance import relative_l2, tolerance
 from tests.support.cpu import spec_of, variant
 from tests.support.naive import BLOCK, naive_artifact, naive_spec
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kvgen.errors import CacheMismatch, KvgenError, ToolchainMissing
-from kvgen.reference.layout import packed_layout
+from kvgen.format.layout import packed_layout
 from kvgen.runtime import allocate
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.module import Module, load

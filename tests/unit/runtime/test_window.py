@@ -6,17 +6,17 @@ import pytest
 import torch
 
 from kvgen.errors import CacheMismatch
+from kvgen.format.window import first_held, window_places
 from kvgen.measure.compare import Comparison, poison
 from kvgen.measure.inputs import WorkloadInputs
 from kvgen.measure.job import CheckPolicy
 from kvgen.measure.steps import PlannedSteps
 from kvgen.measure.timed import TimedCheck
-from kvgen.reference.cache import ReferenceCache
-from kvgen.reference.tolerance import relative_l2, tolerance
-from kvgen.reference.window import first_held, window_places
 from kvgen.runtime import extend
 from kvgen.runtime.variant import Variant
 from kvgen.spec import KernelSpec, Workload
+from kvgen.verify.cache import ReferenceCache
+from kvgen.verify.tolerance import relative_l2, tolerance
 from tests.support.cpu import spec_of, variant
 from tests.unit.runtime.test_extend import normal, stand_in
 

@@ -1,6 +1,6 @@
 # mypy: disable-error-code="untyped-decorator"
 """Which tokens of a sequence are unquantized, where they lie, and how they are cut into tiles of 16. `ResidualRows` of
-`kvgen.reference.residual` is the same for the host.
+`kvgen.format.residual` is the same for the host.
 
 Tokens are counted from the end of the packed blocks; those of the sink are negative.
 """

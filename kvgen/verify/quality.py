@@ -1,4 +1,4 @@
-"""The loss of accuracy of a format against an unquantized cache. `python -m kvgen.reference.quality` prints the presets' table."""
+"""The loss of accuracy of a format against an unquantized cache. `python -m kvgen.verify.quality` prints the presets' table."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from kvgen.reference.attention import attend, weights
-from kvgen.reference.cache import ReferenceCache
-from kvgen.reference.data import Inputs, normal, structured
-from kvgen.reference.sizes import usual_block
-from kvgen.reference.tolerance import relative_l2
+from kvgen.format.sizes import usual_block
 from kvgen.spec import KernelSpec, presets
+from kvgen.verify.attention import attend, weights
+from kvgen.verify.cache import ReferenceCache
+from kvgen.verify.data import Inputs, normal, structured
+from kvgen.verify.tolerance import relative_l2
 
 KV_LEN = 4096
 LOGIT = 20.0

@@ -9,11 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvgen.reference.layout import PackedLayout, packed_layout
-from kvgen.reference.packing import OPERANDS, from_blocks, pack_blocks, read_codes, to_blocks, unpack_blocks
-from kvgen.reference.places import code_bits, param_offsets
-from kvgen.reference.quantize import dequantize, quantize, torch_dtype
+from kvgen.format.layout import PackedLayout, packed_layout
+from kvgen.format.places import code_bits, param_offsets
 from kvgen.spec import KernelSpec, load_spec
+from kvgen.verify.packing import OPERANDS, from_blocks, pack_blocks, read_codes, to_blocks, unpack_blocks
+from kvgen.verify.quantize import dequantize, quantize, torch_dtype
 from tests.support.specs import base, layouts
 
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import torch
 
-from kvgen.reference.attention import attend
-from kvgen.reference.layout import PackedLayout
-from kvgen.reference.packing import OPERANDS, from_blocks, to_blocks, write_operand
-from kvgen.reference.quantize import Quant, dequantize, quantize, torch_dtype
-from kvgen.reference.residual import residual_rows
+from kvgen.format.layout import PackedLayout
+from kvgen.format.residual import residual_rows
 from kvgen.spec import BoostSpec, KernelSpec
+from kvgen.verify.attention import attend
+from kvgen.verify.packing import OPERANDS, from_blocks, to_blocks, write_operand
+from kvgen.verify.quantize import Quant, dequantize, quantize, torch_dtype
 
 
 class ReferenceCache:

@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from kvgen.reference import matrix as reference
-from kvgen.reference.quantize import quantize
 from kvgen.spec import KeySpec
+from kvgen.verify import matrix as reference
+from kvgen.verify.quantize import quantize
 
 
 def test_codes_are_those_of_a_symmetric_group_of_all_tokens() -> None:

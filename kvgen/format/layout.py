@@ -14,7 +14,7 @@ with K and transposed V on the 16-row side); `simd` puts 16 rows in the 16 lanes
 [rows, k]: K has rows = tokens and k = channels, V has rows = channels and k = tokens.
 
 This module says what a block holds, how large it is and which layouts exist, without torch. The maps themselves are tensors:
-`kvgen.reference.places`.
+`kvgen.format.places`.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ from typing import Literal, Protocol
 
 import torch
 
-from kvgen.reference.dtypes import DTYPES as DTYPES
-from kvgen.reference.dtypes import torch_dtype as torch_dtype
+from kvgen.format.dtypes import DTYPES as DTYPES
+from kvgen.format.dtypes import torch_dtype as torch_dtype
 from kvgen.spec import BoostSpec
 
 BOOST_BITS = 4

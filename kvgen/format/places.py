@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from kvgen.reference.layout import Operand, PackedLayout, Which
-from kvgen.reference.orders import mma_param, mma_place, simd_param, simd_place
+from kvgen.format.layout import Operand, PackedLayout, Which
+from kvgen.format.orders import mma_param, mma_place, simd_param, simd_place
 
 
 def code_bits(layout: PackedLayout, which: Which) -> torch.Tensor:

@@ -8,10 +8,10 @@ from functools import lru_cache
 import torch
 from torch.nn.functional import pad
 
-from kvgen.reference.layout import PackedLayout, Which
-from kvgen.reference.places import boost_bits, boost_index_offsets, code_bits, param_offsets
-from kvgen.reference.quantize import Quantized, dequantize, param_dtype, quantize
+from kvgen.format.layout import PackedLayout, Which
+from kvgen.format.places import boost_bits, boost_index_offsets, code_bits, param_offsets
 from kvgen.spec import BoostSpec
+from kvgen.verify.quantize import Quantized, dequantize, param_dtype, quantize
 
 OPERANDS: tuple[Which, Which] = ("key", "value")
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from kvgen.reference.data import structured
-from kvgen.reference.quality import Quality, format_quality, quality
 from kvgen.spec import load_spec
+from kvgen.verify.data import structured
+from kvgen.verify.quality import Quality, format_quality, quality
 from tests.support.specs import base
 
 

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvgen.reference import attention
-from kvgen.reference.attention import attend
+from kvgen.verify import attention
+from kvgen.verify.attention import attend
 
 
 def plain(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kvgen.reference.layout import LANES, Operand, vector_words
+from kvgen.format.layout import LANES, Operand, vector_words
 
 VECTOR_LANES = 16
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from math import lcm
 
-from kvgen.reference.layout import PackedLayout, packed_layout
-from kvgen.reference.residual import residual_rows
+from kvgen.format.layout import PackedLayout, packed_layout
+from kvgen.format.residual import residual_rows
 from kvgen.spec import KernelSpec
 
 BLOCK = 128

@@ -8,10 +8,10 @@ import pytest
 import torch
 from hypothesis import given
 
-from kvgen.reference.layout import BLOCK_ALIGN, PackedLayout, packed_layout, vector_words
-from kvgen.reference.packing import OPERANDS
-from kvgen.reference.places import boost_bits, boost_index_offsets, code_bits, param_offsets
+from kvgen.format.layout import BLOCK_ALIGN, PackedLayout, packed_layout, vector_words
+from kvgen.format.places import boost_bits, boost_index_offsets, code_bits, param_offsets
 from kvgen.spec import KernelSpec, load_spec
+from kvgen.verify.packing import OPERANDS
 from tests.support.specs import base, layouts
 
 

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from kvgen.reference.attention import attend
-from kvgen.reference.cache import ReferenceCache
-from kvgen.reference.data import normal
-from kvgen.reference.layout import packed_layout
-from kvgen.reference.packing import from_blocks, unpack_blocks
-from kvgen.reference.quantize import dequantize, quantize
-from kvgen.reference.tolerance import relative_l2
+from kvgen.format.layout import packed_layout
 from kvgen.spec import KernelSpec, load_spec
+from kvgen.verify.attention import attend
+from kvgen.verify.cache import ReferenceCache
+from kvgen.verify.data import normal
+from kvgen.verify.packing import from_blocks, unpack_blocks
+from kvgen.verify.quantize import dequantize, quantize
+from kvgen.verify.tolerance import relative_l2
 from tests.support.specs import base
 
 BLOCK = 32

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kvgen.reference import matrix
-from kvgen.reference.quantize import quantize
 from kvgen.spec import presets
+from kvgen.verify import matrix
+from kvgen.verify.quantize import quantize
 
 
 class Divisors(TorchDispatchMode):

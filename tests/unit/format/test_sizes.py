@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvgen.reference.sizes import bits_at, bits_per_element, layout_of_format, token_bytes
+from kvgen.format.sizes import bits_at, bits_per_element, layout_of_format, token_bytes
 from kvgen.spec import load_spec, presets
 from tests.support.specs import base
 

@@ -9,7 +9,7 @@ from itertools import groupby, pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvgen.reference.plan import HeadLoad, Plan, PlanShape, Row, WorkTile, make_plan, read_plan, written_plan
+from kvgen.verify.plan import HeadLoad, Plan, PlanShape, Row, WorkTile, make_plan, read_plan, written_plan
 from tests.support.plans import steps
 
 Step = tuple[PlanShape, list[int], int, bool]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kvgen.reference.attention import attend
-from kvgen.reference.data import normal, structured
 from kvgen.spec import load_spec
+from kvgen.verify.attention import attend
+from kvgen.verify.data import normal, structured
 from tests.support.specs import base
 
 SPEC = load_spec(base())

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvgen.reference.quantize import Quantized, dequantize, param_dtype, quantize, spread, store
 from kvgen.spec import BoostSpec, KeySpec, QuantSpec
+from kvgen.verify.quantize import Quantized, dequantize, param_dtype, quantize, spread, store
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvgen.reference.residual import residual_rows
+from kvgen.format.residual import residual_rows
 
 if TYPE_CHECKING:
-    from kvgen.reference.layout import PackedLayout
+    from kvgen.format.layout import PackedLayout
     from kvgen.spec import KernelSpec
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kvgen.reference.quantize import divide
+from kvgen.verify.quantize import divide
 
 LEVELS = 127
 CHUNK = 1 << 24
