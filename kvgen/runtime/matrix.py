@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 
 from kvgen.format.dtypes import torch_dtype
+from kvgen.runtime import checks
 from kvgen.runtime.module import MatrixModule, load_as
 from kvgen.spec import MatrixSpec
-from kvgen.verify.quantize import torch_dtype
 
 
 class MatrixVariant:
