@@ -13,13 +13,14 @@ from functools import cached_property
 from typing import Annotated, Any, get_args
 
 from kvgen.arch import Target
-from kvgen.digest import canonical_json, digest, files_digest
+from kvgen.digest import canonical_json, digest
 from kvgen.errors import KvgenError
 from kvgen.files import is_name
 from kvgen.format.layout import PackedLayout
 from kvgen.lower import flags as known
 from kvgen.lower.base import FUNCTIONS, Language, Source, functions_of
 from kvgen.lower.schedule import Params, Schedule, layout_id, layout_of
+from kvgen.lower.tokens import headers_digest, tokens_digest
 from kvgen.plaindata import Facts, Json, Shaped
 from kvgen.registry.facts import Provenance, Quality
 from kvgen.registry.paths import check_portable, locate, portable
@@ -93,7 +94,7 @@ class Code(Json):
             tuple(map(portable, source.include)),
             source.flags,
             tuple(map(portable, source.headers)),
-            files_digest(source.headers),
+            headers_digest(source.headers),
             artifact.resources if artifact else None,
             artifact.id if artifact else None,
             machine(source.target) if artifact else None,
@@ -102,13 +103,13 @@ class Code(Json):
     @property
     def file(self) -> str:
         """File name in the entry's folder."""
-        return f"kernel-{digest([self.text, self.flags, self.headers_digest])[:8]}{SUFFIX[self.language]}"
+        return f"kernel-{digest([tokens_digest(self.text), self.flags, self.headers_digest])[:8]}{SUFFIX[self.language]}"
 
     def source(self, target: Target, functions: tuple[str, ...] = FUNCTIONS) -> Source | None:
-        """The source to compile, which exports `functions`; None if headers are absent or differ from those that it was tuned with."""
+        """The source to compile, which exports `functions`; None if headers are absent or have other tokens than when it was tuned."""
         try:
             headers = tuple(map(locate, self.headers))
-            if files_digest(headers) != self.headers_digest:
+            if headers_digest(headers) != self.headers_digest:
                 return None
             include = tuple(map(locate, self.include))
             return Source(self.text, self.language, target, include, self.flags, headers, functions)

@@ -1,4 +1,4 @@
-"""Checks whether `get_kernel` would still use an entry, and whether its source renders to the same bytes."""
+"""Checks whether `get_kernel` would still use an entry, and whether its source renders to the same tokens."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from kvgen.errors import KvgenError, ToolchainMissing
 from kvgen.lower.backends import get_backend
 from kvgen.lower.base import Source
 from kvgen.lower.sources import Sources
+from kvgen.lower.tokens import tokens_digest
 from kvgen.registry.entry import Code, Entry
 from kvgen.registry.select import misfits, stale
 from kvgen.tune.regression.finding import Finding
@@ -45,11 +46,11 @@ def render(entry: Entry) -> dict[str, Source]:
 
 
 def compare_sources(entry: Entry, rendered: Mapping[str, Source]) -> Finding:
-    """Text and flags of every source, byte for byte; headers that differ are a change."""
+    """Tokens and flags of every source; headers whose tokens differ are a change."""
     changed: list[str] = []
     for file, source in rendered.items():
         old, new = entry.codes[file], Code.of(source)
-        if old.text != new.text:
+        if tokens_digest(old.text) != tokens_digest(new.text):
             return Finding("source", "regressed", f"{file} renders differently now (line {_first_difference(old.text, new.text)})")
         if old.flags != new.flags:
             return Finding("source", "regressed", f"{file} is compiled with other flags now")

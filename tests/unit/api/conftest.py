@@ -54,7 +54,7 @@ def naive_entry(
     launches = []
     for index, work in enumerate(spec.workloads):
         source = naive_source()
-        text = source.text if index % variants == 0 else f"{source.text}\n// variant {index}\n"
+        text = source.text if index % variants == 0 else f"{source.text}\nint variant_{index};\n"
         source = type(source)(text, "c++", "cpu", flags=source.flags)
         schedule = replace(naive_schedule(), backend=backends[index % len(backends)])
         artifact = build(source, ArtifactCache()) if compiled else None

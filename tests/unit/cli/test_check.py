@@ -83,7 +83,7 @@ def test_what_selects_no_entry_is_refused(check: Run, place: Place):
     assert "holds no entries" in " ".join(out.replace("│", " ").split())
 
 
-@pytest.mark.parametrize("changes", [{"reason": "not any more"}, {"blocks": (4096,)}, {"comment": "// changed\n"}])
+@pytest.mark.parametrize("changes", [{"reason": "not any more"}, {"blocks": (4096,)}, {"comment": "int changed;\n"}])
 def test_what_get_kernel_would_not_take_or_render_as_it_was_is_exit_1(check: Run, place: Place, changes: dict[str, Any]):
     place.later(**changes)
     code, out = check("--json")
@@ -108,7 +108,7 @@ def test_a_regression_outweighs_a_full_disk(check: Run, place: Place):
         raise HostError("cannot write module.so: No space left on device")
 
     place.build(full)
-    place.later(comment="// changed\n")
+    place.later(comment="int changed;\n")
     assert check()[0] == 1
 
 
@@ -191,7 +191,7 @@ def test_an_entry_in_the_wrong_folder_is_a_regression(check: Run, place: Place):
 def test_what_renders_differently_is_accepted_and_manifest_with_it(check: Run, place: Place):
     write_manifest(place.store.root)
     (place.store.root / "notes").write_text("by hand")
-    place.later(comment="// changed\n")
+    place.later(comment="int changed;\n")
     code, out = check("--accept")
     assert code == 0
     assert out.splitlines()[-1].endswith("; of these accepted: 2")
@@ -226,7 +226,7 @@ def test_what_cannot_be_written_is_not_accepted(check: Run, place: Place):
         raise HostError("cannot write to the registry: No space left on device")
 
     place.patch.setattr(Store, "put", full)
-    place.later(comment="// changed\n")
+    place.later(comment="int changed;\n")
     code, out = check("--accept")
     assert code == 1
     assert "accepted: 0; not checked: registry of 1 (cannot write to the registry: No space left on device)" in out
@@ -253,7 +253,7 @@ def test_what_must_be_compiled_is_compiled_before_the_first_entry_is_checked(che
 
     monkeypatch.setattr("kvgen.tune.regression.run.check_entry", looked)
     monkeypatch.setattr("kvgen.cli.check._compiling", counts.append)
-    place.later(comment="// changed\n")
+    place.later(comment="int changed;\n")
     assert check()[0] == 1
     assert (seen, counts) == ([True], [1])
     check()

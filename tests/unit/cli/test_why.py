@@ -48,7 +48,7 @@ def test_it_names_the_launch_its_times_and_why_it_serves(built: TuningResult, ca
 def test_list_and_show_say_when_times_are_of_other_sources(built: TuningResult, capsys: pytest.CaptureFixture[str]):
     """A build times what it registers; an entry whose source was rendered anew has the times of the old one."""
     store, (file, code) = Store(built.path.parents[2]), next(iter(built.entry.codes.items()))
-    text = code.text + "// rendered anew\n"
+    text = code.text + "int anew;\n"
     other = replace(code, text=text)
     launches = {one: replace(one, file=other.file) for one in built.entry.every_launch if one.file == file}
     renewed = replace(

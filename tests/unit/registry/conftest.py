@@ -34,7 +34,7 @@ def data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     root = tmp_path / "data"
     include = root / "templates" / "cpu" / "include"
     include.mkdir(parents=True)
-    (include / "kernel.h").write_text("// one\n")
+    (include / "kernel.h").write_text("int one;\n")
     (root / "generated").mkdir()
     monkeypatch.setenv("KVGEN_DATA_DIR", str(root))
     _resources.root.cache_clear()
@@ -67,7 +67,7 @@ def make_entry(data_dir: Path) -> MakeEntry:
         launches = []
         for index, work in enumerate(works):
             params = Params(tile=launch + index)
-            source = Source(f"// tile {launch + index}\n", "c++", "cpu", (header.parent,), (), (header,))
+            source = Source(f"int tile = {launch + index};\n", "c++", "cpu", (header.parent,), (), (header,))
             launches.append((work, Schedule(backends[index % len(backends)], layout, params), source, None))
         facts = {"device": {"name": device, "threads": 2}, "provenance": {"date": date}, "timings": tuple(Timing(w, us) for w in works)}
         return Entry.of(spec, "cpu", launches, **{**facts, **changes})

@@ -43,7 +43,7 @@ def _with_another(entry: Entry) -> Entry:
     work, schedule = entry.launches[0].workload, entry.schedule(entry.launches[0])
     source = entry.codes[entry.launches[0].file].source("cpu")
     other = Schedule(schedule.backend, schedule.layout, Params(threads=99))
-    another = replace(source, text=source.text + "// another\n")
+    another = replace(source, text=source.text + "int another;\n")
     return Entry.of(entry.spec, "cpu", [(work, schedule, source, None)], [(work, other, another, None)], device=entry.device)
 
 
@@ -142,7 +142,7 @@ def test_key_follows_format_device_and_workloads_only(make_entry):
 def test_a_changed_header_makes_the_source_unusable(make_entry, data_dir):
     code = next(iter(make_entry().codes.values()))
     assert code.source("cpu") is not None
-    (data_dir / "templates/cpu/include/kernel.h").write_text("// two\n")
+    (data_dir / "templates/cpu/include/kernel.h").write_text("int two;\n")
     assert code.source("cpu") is None
 
 
@@ -151,7 +151,7 @@ def test_times_are_of_other_sources_once_a_header_has_changed(make_entry, data_d
     assert entry.timed_with_others  # it does not record which sources were timed
     entry = replace(entry, provenance={**entry.provenance, "sources": entry.sources_id})
     assert not entry.timed_with_others
-    (data_dir / "templates" / "cpu" / "include" / "kernel.h").write_text("// two\n")
+    (data_dir / "templates" / "cpu" / "include" / "kernel.h").write_text("int two;\n")
     assert entry.timed_with_others
     assert not replace(entry, timings=()).timed_with_others  # it has no times
 

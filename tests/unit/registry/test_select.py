@@ -225,7 +225,7 @@ def test_what_no_installed_package_lowers_serves_while_its_text_does(store, make
     """TileLang prints text that needs no TileLang: it is missed only where the text has to be rendered anew."""
     store.put(make_entry(device="Other CPU", launch=8, backends=("tilelang",)))
     assert _select(spec, store).how == "exact"
-    (data_dir / "templates" / "cpu" / "include" / "kernel.h").write_text("// another kernel\n")
+    (data_dir / "templates" / "cpu" / "include" / "kernel.h").write_text("int another;\n")
     selection = _select(spec, store)
     assert selection.entry is None
     assert any("its source cannot be rendered anew: tilelang is not installed" in line for line in selection.why)
@@ -290,7 +290,7 @@ def test_a_parameter_of_another_type_fits_no_other_device(store, make_entry, spe
 
 def test_changed_headers_mean_rendering_anew(store, make_entry, spec, cpu_space, data_dir):
     store.put(make_entry())
-    (data_dir / "templates/cpu/include/kernel.h").write_text("// two\n")
+    (data_dir / "templates/cpu/include/kernel.h").write_text("int two;\n")
     selection = _select(spec, store)
     assert selection.how == "exact"
     assert any("rendered anew" in caution for caution in selection.cautions)
@@ -299,7 +299,7 @@ def test_changed_headers_mean_rendering_anew(store, make_entry, spec, cpu_space,
 def test_changed_headers_and_a_schedule_that_is_gone_are_a_miss(store, make_entry, spec, cpu_space, data_dir):
     store.put(make_entry(launch=16))
     assert _select(spec, store).how == "exact"
-    (data_dir / "templates/cpu/include/kernel.h").write_text("// two\n")
+    (data_dir / "templates/cpu/include/kernel.h").write_text("int two;\n")
     assert _select(spec, store).how == "default"
 
 

@@ -33,7 +33,7 @@ def test_what_is_as_it_was_is_good(place: Place):
 
 
 def test_a_source_that_renders_differently_regresses_and_can_be_accepted(place: Place):
-    place.later(comment="// changed\n")
+    place.later(comment="int changed;\n")
     checked = place.check()
     assert checked.verdict == "regressed"
     assert "line 2" in checked.reason
