@@ -19,7 +19,10 @@ from kvgen.runtime.module import load
 from kvgen.spec.dispatch import Call, Dispatch, Tiling
 
 _FOLDER = Path(__file__).resolve().parent
-_FACTS: Any = json.loads((_FOLDER / "_kernel.json").read_text(), object_hook=lambda facts: SimpleNamespace(**facts))
+try:
+    _FACTS: Any = json.loads((_FOLDER / "_kernel.json").read_text(), object_hook=lambda facts: SimpleNamespace(**facts))
+except FileNotFoundError as error:  # in kvgen's own tree, which tools like pkgutil walk
+    raise ImportError("these files run in a folder that `kvgen export` wrote") from error
 
 spec: Any = _FACTS.spec
 """What the kernels compute, as docs/spec.md of kvgen describes it: `spec.attention.q_heads`, `spec.key.bits` and so on."""
