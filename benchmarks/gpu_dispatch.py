@@ -25,9 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 
-from benchmarks.command import add_rounds, parser
-from benchmarks.output import gpu_facts, of_gpu, write_rows
-from benchmarks.turns import take_turns
+from benchmarks.common import gpu_facts, gpu_word, parser, take_turns, write_rows
 from kvgen.measure.inputs import NoRoom, WorkloadInputs
 from kvgen.measure.job import TimingPolicy
 from kvgen.measure.read_roofline import read_roofline
@@ -82,14 +80,12 @@ def measured(spec: KernelSpec, entry: Entry, variants: Sequence[Variant], length
 
 def main() -> int:
     """Measure, print, write."""
-    command = parser(__doc__)
+    command = parser(__doc__, rounds=3)
     command.add_argument("specs", nargs="*", default=[str(EXAMPLES / f"{name}.yaml") for name in SPECS], help="spec files")
     command.add_argument("--untuned", action="store_true", help="the defaults, whatever is registered")
     command.add_argument("--points", type=int, default=24, help="calls of each spec")
     command.add_argument("--seed", type=int, default=1)
     command.add_argument("--seconds", type=float, default=300.0, help="after which no call is begun")
-    add_rounds(command)
-    command.set_defaults(rounds=3)
     options = command.parse_args()
     until, rows = time.monotonic() + options.seconds, list[dict[str, Any]]()
     for file in options.specs:
@@ -105,7 +101,7 @@ def main() -> int:
             torch.cuda.empty_cache()
             if row is not None:
                 rows.append(row)
-                write_rows(of_gpu("dispatch_untuned" if options.untuned else "dispatch"), rows, gpu_facts(POLICY))
+                write_rows(f"{gpu_word()}_dispatch{'_untuned' if options.untuned else ''}", rows, gpu_facts(POLICY))
                 print(f"{spec.name:20} {row['batch']:4} x {row['longest']:7} {row['us']:9.2f} µs  regret {row['regret']:.3f}", flush=True)
     for name in dict.fromkeys(str(row["spec"]) for row in rows):
         mine = [row for row in rows if row["spec"] == name]

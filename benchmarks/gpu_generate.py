@@ -32,11 +32,10 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from benchmarks import generate_loops as loops
-from benchmarks.command import parser
+from benchmarks.common import gpu_word, parser, write_rows
 from benchmarks.fused_llama import fuse
-from benchmarks.output import of_gpu, write_rows
 from kvgen.api.fetch import get_kernel
-from kvgen.cli.bench import facts
+from kvgen.bench.run import facts
 from kvgen.integrations.transformers import KvgenCache, layer_specs
 from kvgen.measure.job import TimingPolicy
 from kvgen.measure.read_roofline import read_us
@@ -149,7 +148,7 @@ class Bench:
 
     def write(self) -> None:
         """All rows so far."""
-        write_rows(of_gpu("generate") if self.cuda and not self.options.tiny else "generate_tiny", self.rows, self.facts)
+        write_rows(f"{gpu_word()}_generate" if self.cuda and not self.options.tiny else "generate_tiny", self.rows, self.facts)
 
     def release(self) -> None:
         """Give the memory of the last loop back."""

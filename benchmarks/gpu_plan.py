@@ -17,10 +17,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 
-from benchmarks.command import add_rounds, parser
+from benchmarks.common import gpu_facts, gpu_word, parser, take_turns, write_rows
 from benchmarks.gpu_words import spec_of, workload_of
-from benchmarks.output import gpu_facts, of_gpu, write_rows
-from benchmarks.turns import take_turns
 from kvgen.lower.backends import get_backend
 from kvgen.measure.job import TimingPolicy
 from kvgen.measure.timer import CudaTimer
@@ -37,7 +35,6 @@ def main() -> None:
     """Compile the default launch, time, print, write."""
     command = parser(__doc__)
     command.add_argument("--spec", default="k4v4")
-    add_rounds(command)
     options = command.parse_args()
     spec, backend = spec_of(options.spec, "sm90", [workload_of("32x8192")]), get_backend("cuda")
     module = load(build(backend.lower(spec, backend.default(spec, "sm90"), "sm90")).path)
@@ -54,7 +51,7 @@ def main() -> None:
         for name, us in samples.items():
             rows.append({"spec": options.spec, "kernel": name, "batch": batch, "us": round(median(us), 2)})
             print(f"{name:10}{batch:6}{median(us):8.2f} µs", flush=True)
-    write_rows(of_gpu("plan"), rows, gpu_facts(POLICY))
+    write_rows(f"{gpu_word()}_plan", rows, gpu_facts(POLICY))
 
 
 if __name__ == "__main__":

@@ -22,10 +22,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 
-from benchmarks.command import add_rounds, parser, processors
+from benchmarks.common import gpu_facts, gpu_word, parser, take_turns, write_rows
 from benchmarks.gpu_words import lengths_of, schedule_word, schedules_of, spec_of, workload_of
-from benchmarks.output import gpu_facts, of_gpu, write_rows
-from benchmarks.turns import take_turns
+from kvgen._machine import cores
 from kvgen.errors import CheckError, KvgenError, UnsupportedError
 from kvgen.lower.backends import get_backend
 from kvgen.lower.base import Source
@@ -120,7 +119,6 @@ def main() -> int:
     command.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(CASES))
     command.add_argument("--all", action="store_true", help="all cases")
     command.add_argument("--backend", default=",".join(SCHEDULES), help="one or both; both by default")
-    add_rounds(command)
     options = command.parse_args()
     backends = options.backend.split(",")
     if unknown := (set(options.cases) - set(CASES)) | (set(backends) - set(SCHEDULES)):
@@ -137,7 +135,7 @@ def main() -> int:
                 f"{name:34}{row['backend']:10}{row['schedule']:30}{row['us']:9.2f} µs  {row['read_fraction']:.3f} of the read", flush=True
             )
         good = good and not failed and not wrong
-        write_rows(of_gpu("shapes"), rows, gpu_facts(POLICY))
+        write_rows(f"{gpu_word()}_shapes", rows, gpu_facts(POLICY))
         torch.cuda.empty_cache()
     return 0 if good else 1
 
@@ -162,10 +160,10 @@ def compiled(spec: KernelSpec, backends: list[str]) -> tuple[set[Schedule], dict
         except KvgenError as error:
             return error
 
-    with ThreadPoolExecutor(processors()) as pool:  # TileLang lowers each in a process of its own
+    with ThreadPoolExecutor(cores()) as pool:  # TileLang lowers each in a process of its own
         lowered = dict(zip(points, pool.map(lower, points), strict=True))
     sources = {schedule: source for schedule, source in lowered.items() if isinstance(source, Source)}
-    built = dict(build_many(list(sources.values()), processors()))
+    built = dict(build_many(list(sources.values()), cores()))
     outcomes = lowered | {schedule: built[index] for index, schedule in enumerate(sources)}
     errors = {schedule: outcome for schedule, outcome in outcomes.items() if isinstance(outcome, KvgenError)}
     for schedule, error in errors.items():

@@ -16,7 +16,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from statistics import median
 
-from benchmarks.output import RESULTS, write_csv
+from benchmarks.common import write_rows
 
 RUNS = 9
 ROOT = Path(__file__).resolve().parents[1]
@@ -102,7 +102,7 @@ def main() -> None:
 
     rows = [(name, round(1e6 * median(run[index] for run in runs), 2)) for index, name in enumerate(NAMES)]
     facts = {"device": cpu_name(), "date": datetime.now(timezone.utc).date().isoformat()}
-    write_csv(RESULTS / "overhead.csv", [{"what": name, "us": us, **facts} for name, us in rows])
+    write_rows("overhead", [{"what": name, "us": us} for name, us in rows], facts)
     for name, us in rows:
         print(f"{us:12.2f} µs  {name}")
 

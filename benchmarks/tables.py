@@ -11,14 +11,10 @@ import re
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from kvgen.pages.numbers import fraction
-
-if TYPE_CHECKING:
-    from kvgen.accuracy.row import Row as AccuracyRow
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -86,7 +82,7 @@ SHAPES = {
 
 def frame(name: str) -> pd.DataFrame:
     """The rows of a file of results."""
-    return pd.read_csv(RESULTS / name, keep_default_na=False, na_values={column: [""] for column in ("us", "ms", "step_us")})
+    return pd.read_csv(RESULTS / name, keep_default_na=False, na_values={column: [""] for column in ("us", "ms")})
 
 
 def table(header: Sequence[str], body: Iterable[Sequence[str]]) -> str:
@@ -232,56 +228,14 @@ def sizes() -> str:
     return table(header, body)
 
 
-def accuracy_rows() -> tuple[list[AccuracyRow], dict[str, str]]:
-    """The table of accuracy that ships, and its facts."""
-    from kvgen.accuracy.recommend import read_csv, results
-
-    return read_csv(results())
-
-
 def accuracy() -> str:
-    """Every format at the largest length, the nearest to an unquantized cache first."""
-    from kvgen.accuracy.row import longest
+    """Sizes and errors of every named format."""
+    from kvgen.accuracy.formats import ERRORS, SHIPPED
 
-    body = [
-        [
-            f"`{row.name}`",
-            f"{row.bits:.3f}",
-            f"{1000 * row.divergence:.3g} ± {1000 * row.divergence_error:.2g}",
-            f"{100 * row.increase:+.3f} ± {100 * row.increase_error:.3f}",
-            f"{100 * row.agreement:.2f}",
-            f"{row.normal_l2:.4f}",
-            f"{row.structured_l2:.4f}",
-            f"{row.structured_weights_l1:.4f}",
-            "–" if row.step_us is None else figure(row.step_us),
-        ]
-        for row in sorted(longest(accuracy_rows()[0]), key=lambda row: row.divergence)
-    ]
-    costs = ["format", "bits", "divergence, 10⁻³ nats", "perplexity, %", "same top token, %", "normal: L2", "structured: L2", "weights L1"]
-    return table([*costs, "attention at 8 × 32768, µs"], body)
-
-
-def orders() -> str:
-    """The papers' orders."""
-    from kvgen.accuracy.orders import orders as judged
-
-    header = ["claim", "measured (divergence in 10⁻³ nats)", "result"]
-    return table(header, [[one.claim, one.measured, one.result] for one in judged(accuracy_rows()[0])])
-
-
-def accuracy_source() -> str:
-    """Machine, model and date of the table of accuracy."""
-    from kvgen.accuracy.row import longest
-
-    rows, facts = accuracy_rows()
-    row = longest(rows)[0]
-    text = (
-        f"{facts['device']}, {facts['date']}, torch {facts['torch']}: the {facts['model']} model at {row.length} tokens, where its"
-        f" perplexity with a cache of 16 bits is {row.unquantized_perplexity:.2f}. The widest channel of a head of K has"
-        f" {facts['outliers_trained']} times the range of the median one as trained, and {facts['outliers']} times as evaluated"
-        f" ([multiplied by {facts['outlier_factor']}](#outlier-channels))."
-    )
-    return textwrap.fill(text, WIDTH) + "\n"
+    found = pd.read_csv(SHIPPED).sort_values("structured_weights_l1")
+    body = [[f"`{row.format}`", f"{row.bits:.3f}", *(f"{getattr(row, name):.4f}" for name in ERRORS)] for row in found.itertuples()]
+    errors = [f"{data}: {error}" for data in ("normal", "structured") for error in ("output L2", "cosine", "weights L1")]
+    return table(["format", "bits", *errors], body)
 
 
 def matrix_speed(call: str) -> str:
@@ -313,11 +267,11 @@ def matrix_bandwidth() -> str:
 
 def matrix_paper() -> str:
     """What the text of the INT8 paper gives, beside the same on an H200."""
-    from kvgen.bench import int8_paper
+    from kvgen.bench import int8_kernels as paper
 
     found = frame("h200_int8.csv").set_index(["shape", "call", "variant"]).us / 1e3
-    realistic, paper_shape = [name for name, *_ in int8_paper.SHAPES if name.startswith("realistic")], "131072x8192"
-    at = {name: size(tokens, channels) for name, tokens, channels in int8_paper.SHAPES}
+    at = {name: size(*shape) for name, shape in paper.SHAPES.items()}
+    realistic = [name for name in at if name.startswith("realistic")]
     largest = realistic[-1]
     single = next(name for name in reversed(realistic) if (name, "quantize", "kvgen, 1 thread") in found.index)
     ours, spans, factors = [], [], []
@@ -326,13 +280,13 @@ def matrix_paper() -> str:
         ours.append(f"{call} {found[largest, call, 'vectorized']:.2f} ms")
         spans.append(f"{call} {min(times):.2f} to {max(times):.2f} ms")
         factors.append(f"{call} {found[single, call, 'kvgen, 1 thread'] / found[single, call, 'vectorized']:.0f}")
-    low, high = int8_paper.REALISTIC_MS
+    low, high = paper.PAPER_REALISTIC_MS
     body = [
-        [f"the vectorized kernel at {at[largest]}", f"{int8_paper.vectorized_ms(paper_shape):.1f} ms", ", ".join(ours)],
+        [f"the vectorized kernel at {at[largest]}", f"{paper.PAPER_VECTORIZED_MS['131072x8192']:.1f} ms", ", ".join(ours)],
         ["the paper's four kernels over its realistic shapes (from 131072 × 1024 up)", f"{low:g} to {high:g} ms", ", ".join(spans)],
         [
             "time of one CPU thread over that of the vectorized kernel (the larger shape was cut off here)",
-            f"{int8_paper.SPEEDUP[paper_shape]:.0f} at {at[largest]}",
+            f"{paper.PAPER_SPEEDUP:.0f} at {at[largest]}",
             f"at {at[single]}: {', '.join(factors)}",
         ],
     ]
@@ -341,7 +295,7 @@ def matrix_paper() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "serving": serving, "summary": summary, "shapes": shapes, "plans": plans, "cpu": cpu, "generate": generate,
-    "generate-summary": generate_summary, "preset-sizes": sizes, "accuracy": accuracy, "orders": orders, "accuracy-source": accuracy_source,
+    "generate-summary": generate_summary, "preset-sizes": sizes, "accuracy": accuracy,
     "matrix-quantize": lambda: matrix_speed("quantize"), "matrix-dequantize": lambda: matrix_speed("dequantize"),
     "matrix-bandwidth": matrix_bandwidth, "matrix-paper": matrix_paper,
 }  # fmt: skip

@@ -40,11 +40,6 @@ def generated() -> Path:
     return root() / "generated"
 
 
-def accuracy() -> Path:
-    """Tables of `kvgen accuracy` that ship with kvgen."""
-    return root() / "benchmarks" / "results" / "accuracy"
-
-
 def user_cache() -> Path:
     """The folder of everything that can be made again: `KVGEN_CACHE_DIR`, or kvgen's folder in the user's cache."""
     override = os.environ.get("KVGEN_CACHE_DIR")

@@ -1,1 +1,1 @@
-"""What a format costs in quality: errors of attention outputs, and perplexity of a small transformer, through the real kernels."""
+"""What a format costs: its size, errors of attention over it on seeded data, and which formats fit a model and a budget."""

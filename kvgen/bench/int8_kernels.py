@@ -3,25 +3,30 @@
 What a call moves is what it must read and write once: `quantize` the matrix, the scales and the codes, `dequantize` the same the other
 way, `scales` the matrix. The first two are compared with a copy that moves as many bytes, half of them read and half written; `scales`
 with a pure read. A matrix whose scales are not known is therefore read twice: by `scales`, then by `quantize`.
+
+The paper is Taneja and Shingvi, December 2025, on a Tesla T4 and two Xeon Gold 6148. Most of its numbers are in pictures; those of its
+text are here.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from statistics import median
+
+import torch
 
 from kvgen._machine import cores
 from kvgen.api.fetch import get_matrix_kernel
 from kvgen.api.matrix import MatrixKernel
 from kvgen.arch import Target, device_type
-from kvgen.bench.int8_paper import SHAPES
-from kvgen.bench.run import too_slow
+from kvgen.bench.run import Record, too_slow
 from kvgen.errors import UnsupportedError
 from kvgen.lower.backends import get_backend
 from kvgen.lower.matrix import NO_LAYOUT, PAPER_VARIANTS
 from kvgen.lower.schedule import Schedule
+from kvgen.measure.device import free_bytes
 from kvgen.measure.job import CheckPolicy, TimingPolicy
 from kvgen.measure.matrix import CALLS, MatrixInputs, call_bytes
 from kvgen.measure.matrix_check import MatrixCheck, MatrixWorkloadCheck
@@ -30,11 +35,32 @@ from kvgen.runtime.matrix import MatrixVariant, load_matrix
 from kvgen.spec import MatrixShape, MatrixSpec, load_any_spec
 from kvgen.toolchain import ArtifactCache
 from kvgen.toolchain.pool import build_all
-from kvgen.verify import matrix as reference
+from kvgen.verify.matrix import errors
 
 OURS = "kvgen"
 BESIDE: Target = "cpu"
 """What GPUs are compared with."""
+SHAPES = {
+    "small": (2048, 128),
+    "medium": (16384, 256),
+    "large": (65536, 256),
+    "very large": (131072, 256),
+    "realistic small": (131072, 1024),
+    "realistic medium": (131072, 2048),
+    "realistic large": (131072, 4096),
+    "realistic very large": (131072, 8192),
+}
+"""The paper's, by name: tokens and channels (table 3)."""
+PAPER_SPEEDUP = 1694.0
+"""The vectorized kernel over a thread of plain C, at the largest shape (section 7.1). The text does not say which calls that holds."""
+PAPER_VECTORIZED_MS = {"131072x8192": 1e3 * 79.0 / PAPER_SPEEDUP}
+"""That thread's 79 s over the speed-up."""
+PAPER_REALISTIC_MS = (6.0, 58.0)
+"""All kernels, over the four realistic shapes (section 7.1)."""
+PAPER_MAX_ABS_ERROR = 0.00394
+"""At every shape (section 7.2)."""
+PAPER_ATTENTION_ERROR = {"131072x8192": 0.095}
+"""Mean error of a dot product (section 7.3)."""
 
 
 @dataclass(frozen=True)
@@ -52,34 +78,6 @@ class Entrant:
         return chosen.variant(shape.tokens, shape.channels) if isinstance(chosen, MatrixKernel) else chosen
 
 
-@dataclass(frozen=True)
-class Row:
-    """One entrant, shape and call. Times are medians in µs; `roofline_us` is a copy's or (for scales) a read's of the same bytes."""
-
-    shape: str
-    tokens: int
-    channels: int
-    variant: str
-    target: Target
-    call: str
-    us: float
-    nbytes: int
-    roofline_us: float
-
-    @property
-    def fraction(self) -> float:
-        """Share of the roofline's speed."""
-        return self.roofline_us / self.us
-
-
-@dataclass(frozen=True)
-class ShapeErrors:
-    """The paper's metrics of one shape; equal for every entrant, because all codes are."""
-
-    shape: str
-    errors: reference.Errors
-
-
 @dataclass
 class _Series:
     entrant: Entrant
@@ -90,10 +88,18 @@ class _Series:
 
 def spec_of(operation: str, target: Target) -> MatrixSpec:
     """The paper's format: float32, with its eight shapes."""
-    shapes = [{"tokens": tokens, "channels": channels} for _, tokens, channels in SHAPES]
+    shapes = [{"tokens": tokens, "channels": channels} for tokens, channels in SHAPES.values()]
     spec = load_any_spec({"name": f"int8-{operation}", "operation": operation, "arch": target, "workloads": shapes})
     assert isinstance(spec, MatrixSpec)
     return spec
+
+
+def entrants_for(target: Target) -> list[Entrant]:
+    """The paper's kernels on a GPU, kvgen's, and the CPU's. Raises ToolchainMissing, CompileError, and as `get_matrix_kernel` does."""
+    found = list(paper_entrants(target)) if target != "cpu" else []
+    for one in dict.fromkeys((target, BESIDE)):
+        found += fetched_entrants(one)
+    return found
 
 
 def paper_entrants(target: Target) -> Iterator[Entrant]:
@@ -102,8 +108,7 @@ def paper_entrants(target: Target) -> Iterator[Entrant]:
     sources = {name: backend.lower(spec, Schedule("cuda", NO_LAYOUT, launch), target) for name, launch in PAPER_VARIANTS.items()}
     built = build_all(sources.values(), ArtifactCache(), lambda _: None)
     for name, source in sources.items():
-        variant = load_matrix(spec, built[source.id].path)
-        yield Entrant(name, target, dict.fromkeys(CALLS, variant))
+        yield Entrant(name, target, dict.fromkeys(CALLS, load_matrix(spec, built[source.id].path)))
 
 
 def fetched_entrants(target: Target) -> Iterator[Entrant]:
@@ -116,43 +121,46 @@ def fetched_entrants(target: Target) -> Iterator[Entrant]:
 
 def run(
     entrants: Sequence[Entrant],
-    shapes: Iterable[tuple[str, MatrixShape]],
+    shapes: Iterable[MatrixShape],
     policy: TimingPolicy,
     rounds: int,
     told: Callable[[str], None] = lambda _: None,
-    kept: Callable[[Sequence[Row]], None] = lambda _: None,
-) -> tuple[list[Row], list[ShapeErrors]]:
-    """Verify and time all entrants A B C A B C … at every shape. `told` is called with the reason where a shape does not fit, `kept`
-    with the rows of every shape and target once they are measured.
+    kept: Callable[[Sequence[Record]], None] = lambda _: None,
+) -> tuple[list[Record], list[Record]]:
+    """Verify and time all entrants A B C A B C … at every shape: records, and the paper's three errors by shape, equal for every entrant.
+
+    `told` is called with the reason where a shape does not fit, `kept` with all records so far after every shape and target.
     """
-    rows: list[Row] = []
-    found: list[ShapeErrors] = []
-    for name, shape in shapes:
-        for number, target in enumerate(dict.fromkeys(entrant.target for entrant in entrants)):
+    records: list[Record] = []
+    found: dict[str, Record] = {}
+    for shape in shapes:
+        for target in dict.fromkeys(entrant.target for entrant in entrants):
             here = [entrant for entrant in entrants if entrant.target == target]
             try:
-                at_shape, errors = _at_shape(here, name, shape, target, policy, rounds)
+                new, of_shape = _at_shape(here, shape, target, policy, rounds)
             except UnsupportedError as error:
                 told(f"{shape.key} on {target}: {error.reason}")
                 continue
-            kept(at_shape)
-            rows += at_shape
-            found += [] if number else [ShapeErrors(shape.key, errors)]
-    return rows, found
+            records += new
+            kept(records)
+            found.setdefault(shape.key, {"shape": shape.key, **of_shape})
+    return records, list(found.values())
 
 
 def _at_shape(
-    entrants: Sequence[Entrant], name: str, shape: MatrixShape, target: Target, policy: TimingPolicy, rounds: int
-) -> tuple[list[Row], reference.Errors]:
-    spec = spec_of("dequantize", target)  # its inputs have room for what is read back
-    _require_room(spec, shape, target)
+    entrants: Sequence[Entrant], shape: MatrixShape, target: Target, policy: TimingPolicy, rounds: int
+) -> tuple[list[Record], Record]:
+    spec, device = spec_of("dequantize", target), device_type(target)  # its inputs have room for what is read back
+    need, free = 4 * call_bytes(spec, shape, "quantize"), free_bytes(torch.device(device))
+    if need > free:  # matrix, codes, what is read back, the copy's buffers
+        raise UnsupportedError(device, f"it takes {need >> 20} MiB, and {free >> 20} MiB are free")
     first = entrants[0].variant("quantize", shape)
-    inputs = MatrixInputs(MatrixVariant(spec, first.module), shape, device_type(target), policy.cold_bytes)
+    inputs = MatrixInputs(MatrixVariant(spec, first.module), shape, device, policy.cold_bytes)
     for entrant in entrants:
         for variant in {id(v): v for v in (entrant.variant(call, shape) for call in CALLS)}.values():
-            check = MatrixCheck(variant, device_type(target), CheckPolicy())
+            check = MatrixCheck(variant, device, CheckPolicy())
             MatrixWorkloadCheck(check, shape.key, inputs.matrices[0], inputs.codes[0], inputs.outs[0]).run()
-    errors = reference.errors(inputs.matrices[0], first.dequantize(inputs.codes[0], inputs.scales[0], inputs.outs[0]))
+    of_shape = errors(inputs.matrices[0], first.dequantize(inputs.codes[0], inputs.scales[0], inputs.outs[0]))
     series = [_Series(entrant, call) for entrant in entrants for call in CALLS]
     rooflines: dict[str, list[float]] = {call: [] for call in CALLS}
     for number in range(rounds):
@@ -166,23 +174,13 @@ def _at_shape(
         for call in CALLS if number < 3 else ():
             moved, roofline = call_bytes(spec, shape, call), read_roofline(target)
             rooflines[call].append(median((roofline.samples if call == "scales" else roofline.copies)(moved, policy)))
-    made = [
-        Row(
-            name, shape.tokens, shape.channels, one.entrant.name, target, one.call,
-            median(one.samples), call_bytes(spec, shape, one.call), median(rooflines[one.call]),
-        )
-        for one in series
-    ]  # fmt: skip
-    return made, errors
-
-
-def _require_room(spec: MatrixSpec, shape: MatrixShape, target: Target) -> None:
-    """Raises UnsupportedError where the matrix, what is read back, codes and the copy's buffers do not fit the free memory."""
-    import torch
-
-    from kvgen.measure.device import free_bytes
-
-    need = 4 * call_bytes(spec, shape, "quantize")
-    free = free_bytes(torch.device(device_type(target)))
-    if need > free:
-        raise UnsupportedError("cpu" if target == "cpu" else "cuda", f"it takes {need >> 20} MiB, and {free >> 20} MiB are free")
+    name = next((name for name, size in SHAPES.items() if size == (shape.tokens, shape.channels)), "")
+    records = []
+    for one in series:
+        us, roofline_us = median(one.samples), median(rooflines[one.call])
+        records.append({
+            "shape": name, "tokens": shape.tokens, "channels": shape.channels, "variant": one.entrant.name, "target": target,
+            "call": one.call, "us": round(us, 3), "nbytes": call_bytes(spec, shape, one.call), "roofline_us": round(roofline_us, 3),
+            "fraction": round(roofline_us / us, 4),
+        })  # fmt: skip
+    return records, asdict(of_shape)

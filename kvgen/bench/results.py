@@ -10,12 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvgen.errors import KvgenError
+from kvgen.files import read_plain
 from kvgen.spec import Workload
 from kvgen.spec.model import DType
 from kvgen.spec.traffic import parse
 
 NAMES = {"torch": "torch", "flashinfer": "FlashInfer", "onnxruntime": "ONNX Runtime"}
 """Providers as they write their own names."""
+MOST_BYTES = 1 << 24
+"""Of a file that is read."""
 SHORT: dict[DType, str] = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 
 
@@ -61,8 +64,8 @@ def read_results(path: Path) -> list[Result]:
     """The rows of a file. Raises KvgenError where it cannot be read or is no table of `kvgen bench`."""
     found: list[Result] = []
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            found.extend(map(_result, csv.DictReader(file)))
+        text = read_plain(path.resolve(), MOST_BYTES).decode()
+        found.extend(map(_result, csv.DictReader(text.splitlines())))
     except OSError as error:
         raise KvgenError(f"cannot read {path}: {error.strerror}") from error
     except (KeyError, TypeError, ValueError, csv.Error) as error:

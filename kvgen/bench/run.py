@@ -2,90 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from pydantic import Field, computed_field
-
+from kvgen import __version__
 from kvgen.arch import Target
-from kvgen.bench.case import Case
-from kvgen.bench.provider import Entrant, Provider
-from kvgen.csvfile import CsvFile
-from kvgen.errors import ToolchainMissing, UnsupportedError
+from kvgen.bench.provider import Case, Entrant, Provider
+from kvgen.errors import ToolchainMissing, UnsupportedError, host_errors
+from kvgen.files import write_whole
+from kvgen.measure import read_roofline
 from kvgen.measure.inputs import NoRoom
 from kvgen.measure.job import LEAST_ROUNDS, LOAD_SECONDS, TimingPolicy
 from kvgen.measure.power import Power, metered
-from kvgen.plaindata import Json, Written, rounded
+from kvgen.registry.device import here
 from kvgen.spec import KernelSpec, Workload
-from kvgen.spec.model import EQUAL
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 ROUNDS = 15
 READ_ROUNDS = 5
 SLOW_SECONDS = 1.5
 """A provider that has taken this long is not timed in further rounds than LEAST_ROUNDS, unless it is timed under load."""
-COLUMNS = (
-    "provider",
-    "backend",
-    "spec",
-    "batch",
-    "kv_len",
-    "q_len",
-    "lengths",
-    "us",
-    "bytes",
-    "tb_s",
-    "read_us",
-    "read_fraction",
-    "relative_l2",
-    "watts",
-    "clock_mhz",
-    "rounds",
-)
-
-
-def _told(work: Workload) -> dict[str, Any]:
-    """A workload without its weight, and without what is equal and rested."""
-    usual = {"lengths": EQUAL.to_json(), "load": "rested"}
-    return {name: value for name, value in work.to_json().items() if name != "weight" and usual.get(name) != value}
-
-
-@dataclass(frozen=True)
-class Row(Json):
-    """One provider at one workload. Times are medians in µs per call; `tb_s` is 10^12 bytes per second."""
-
-    provider: str
-    backend: str
-    spec: str
-    workload: Annotated[Workload, Written(_told)]
-    us: Annotated[float, rounded(3)]
-    nbytes: Annotated[int, Field(alias="bytes")]
-    read_us: Annotated[float, rounded(3)]
-    relative_l2: float
-    watts: float | None = None
-    """Power of the GPU, under a sustained load."""
-    clock_mhz: float | None = None
-    """Clock of its multiprocessors then."""
-    rounds: int = 0
-    """Rounds in which it was timed."""
-
-    @computed_field  # type: ignore[prop-decorator]
-    @property
-    def tb_s(self) -> Annotated[float, rounded(5)]:
-        """Bytes that must be read, over the time."""
-        return self.nbytes / self.us / 1e6
-
-    @computed_field  # type: ignore[prop-decorator]
-    @property
-    def read_fraction(self) -> Annotated[float, rounded(4)]:
-        """Time of the read roofline for the same bytes over the kernel's time."""
-        return self.read_us / self.us
+Record = dict[str, Any]
 
 
 @dataclass
-class _Series:
+class Series:
     """An entrant's samples so far."""
 
     provider: Provider
@@ -107,39 +55,35 @@ def compare(
     policy: TimingPolicy,
     rounds: int = ROUNDS,
     told: Callable[[str], None] = lambda _: None,
-    kept: Callable[[Sequence[Row]], None] = lambda _: None,
-) -> list[Row]:
-    """Rows of every provider at every workload. `length` gives the tokens that a workload stands for; `told` is called
-    with the reason if a provider cannot run, once for each reason and workload, and for each library that is not installed;
-    `kept` is given the rows of every workload once they are measured.
+    kept: Callable[[Sequence[Record]], None] = lambda _: None,
+) -> list[Record]:
+    """A record of every provider at every workload, as docs/cli.md describes them.
+
+    `length` gives the tokens that a workload stands for; `told` is called with the reason if a provider cannot run, once for each reason
+    and workload, and for each library that is not installed; `kept` is given all records so far after every workload.
     """
     said: set[str] = set()
-    rows: list[Row] = []
+    records: list[Record] = []
     for workload in workloads:
         case = Case(spec, workload, target, length(workload))
-        series: list[_Series] = []
+        series: list[Series] = []
         for provider in providers:
             try:
                 if workload.shortest < workload.kv_len and provider.name != "kvgen":
                     raise UnsupportedError(provider.name, "its sequences have one length")
-                series.append(_Series(provider, provider.prepare(case)))
+                series.append(Series(provider, provider.prepare(case)))
             except (UnsupportedError, ToolchainMissing, NoRoom) as error:  # noqa: PERF203 - the others go on
                 reason = f"{workload.key}: {error.backend}: {error.reason}" if isinstance(error, UnsupportedError) else str(error)
                 if reason not in said:
                     said.add(reason)
                     told(reason)
-        _interleave(series, target, policy.under(workload.load), rounds)
-        new = [_row(case, one) for one in series]
-        kept(new)
-        rows += new
-    return rows
+        _take_turns(series, target, policy.under(workload.load), rounds)
+        records += [_record(case, one) for one in series]
+        kept(records)
+    return records
 
 
-def _interleave(series: Sequence[_Series], target: Target, policy: TimingPolicy, rounds: int) -> None:
-    import time
-
-    from kvgen.measure.read_roofline import read_us
-
+def _take_turns(series: Sequence[Series], target: Target, policy: TimingPolicy, rounds: int) -> None:
     for number in range(rounds):
         for one in series:
             if too_slow(number, one.spent, policy):
@@ -152,7 +96,7 @@ def _interleave(series: Sequence[_Series], target: Target, policy: TimingPolicy,
                 one.samples.append(median(one.entrant.sample(policy)))
             one.spent += time.monotonic() - started
             if number < READ_ROUNDS:
-                one.reads.append(read_us(target, one.entrant.nbytes, policy))
+                one.reads.append(read_roofline.read_us(target, one.entrant.nbytes, policy))
 
 
 def too_slow(number: int, spent: float, policy: TimingPolicy) -> bool:
@@ -160,36 +104,53 @@ def too_slow(number: int, spent: float, policy: TimingPolicy) -> bool:
     return number >= LEAST_ROUNDS and spent > SLOW_SECONDS and not policy.sustained_seconds
 
 
-def _row(case: Case, one: _Series) -> Row:
-    return Row(
-        one.provider.name,
-        one.entrant.backend or one.provider.backend,
-        case.spec.name,
-        case.workload,
-        median(one.samples),
-        one.entrant.nbytes,
-        median(one.reads),
-        one.entrant.error(),
-        one.power.watts,
-        one.power.clock_mhz,
-        len(one.samples),
-    )
+def _record(case: Case, one: Series) -> Record:
+    us, read_us, nbytes, w = median(one.samples), median(one.reads), one.entrant.nbytes, case.workload
+    unequal = {"lengths": w.lengths.to_json()} if w.shortest < w.kv_len else {}
+    return {
+        "provider": one.provider.name, "backend": one.entrant.backend or one.provider.backend, "spec": case.spec.name,
+        "workload": {"batch": w.batch, "kv_len": w.kv_len, "q_len": w.q_len, **unequal, **({"load": w.load} if w.load != "rested" else {})},
+        "us": round(us, 3), "bytes": nbytes, "tb_s": round(nbytes / us / 1e6, 5), "read_us": round(read_us, 3),
+        "read_fraction": round(read_us / us, 4), "relative_l2": one.entrant.error(), "watts": one.power.watts,
+        "clock_mhz": one.power.clock_mhz, "rounds": len(one.samples),
+    }  # fmt: skip
 
 
-def csv_rows(rows: Iterable[Row], facts: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Rows for a CSV file; `facts` (machine, date, versions) are columns that repeat."""
-    found = []
-    for row in rows:
-        data = row.to_json()
-        data |= data.pop("workload")
-        data["lengths"] = "equal" if "lengths" not in data else f"{row.workload.shortest}-{row.workload.kv_len}"
-        own = dict(facts)
-        if data.get("load") == "sustained" and facts.get("load") == "burst":
-            own["load"] = f"after {LOAD_SECONDS:g} s of load"
-        found.append({**{column: data[column] for column in COLUMNS}, **own})
-    return found
+def frame(records: Sequence[Record], about: Record) -> pd.DataFrame:
+    """Records of `compare` as a table, with the facts of the run in columns that repeat."""
+    import pandas as pd
+
+    rows = []
+    for record in records:
+        row, work = {**record, **about}, record["workload"]
+        if work.get("load") == "sustained" and about["load"] == "burst":
+            row["load"] = f"after {LOAD_SECONDS:g} s of load"
+        row["lengths"] = f"{work['lengths']['min']}-{work['kv_len']}" if "lengths" in work else "equal"
+        rows.append({**row, "batch": work["batch"], "kv_len": work["kv_len"], "q_len": work["q_len"]})
+    columns = [name for name in [*records[0], *about] if name != "workload"]
+    columns[3:3] = ["batch", "kv_len", "q_len", "lengths"]
+    return pd.DataFrame(rows)[columns]
 
 
-def write_csv(path: Path, rows: Iterable[Row], facts: Mapping[str, Any]) -> None:
-    """Rows that were measured, as a CSV file."""
-    CsvFile(path).add(csv_rows(rows, facts))
+def write_csv(file: Path, table: pd.DataFrame) -> None:
+    """Replace a file by a table, figures of six digits; it is whole at any time. Raises HostError where it cannot be written."""
+    with host_errors("write", file):
+        write_whole(file, table.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
+
+
+def facts(target: Target, policy: TimingPolicy) -> Record:
+    """Facts of machine and measurement, which every table of results contains."""
+    import torch
+
+    device = here(target)
+    load = f"after {policy.sustained_seconds:g} s of load" if policy.sustained_seconds else "burst"
+    return {
+        "call": policy.call,
+        "load": load if target != "cpu" else "",
+        "device": device.get("name"),
+        "threads": torch.get_num_threads() if target == "cpu" else "",
+        "driver": device.get("driver", ""),
+        "torch": torch.__version__,
+        "kvgen": __version__,
+        "date": datetime.now(timezone.utc).date().isoformat(),
+    }

@@ -1,7 +1,71 @@
-"""The command `kvgen`. Every command imports its modules when it runs, so that `--help` is fast."""
+"""The command `kvgen`. Every command imports what it works with when it runs, so that `--help` is fast."""
 
 from __future__ import annotations
 
-from kvgen.cli.app import main
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import NoReturn
 
-__all__ = ["main"]
+import typer
+
+from kvgen.children import kill_all
+from kvgen.cli.app import Ended, Exit, Told, app, error_json, exit_code, message_of
+
+
+def commands() -> typer.Typer:
+    """The application with all of its commands."""
+    from kvgen.cli import build, entries, check, bench, formats, machine, transfer  # noqa: F401, I001 - in the order of `--help`
+
+    return app
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run a command and exit with its code. `--debug`, anywhere, shows tracebacks."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in given or bool(os.environ.get("KVGEN_DEBUG"))
+    given = [argument for argument in given if argument != "--debug"]
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal without µ shows ?, and the command goes on
+    signal.signal(signal.SIGTERM, _terminated)
+    try:
+        commands()(given, prog_name="kvgen")
+    except (Exception, KeyboardInterrupt) as raised:
+        error = raised.__cause__ if isinstance(raised, (Ended, Told)) and raised.__cause__ is not None else raised
+        if isinstance(error, KeyboardInterrupt):
+            kill_all()
+        if debug:
+            raise
+        if isinstance(error, BrokenPipeError):
+            _end_output()
+        else:
+            _report(error, as_json="--json" in given and not isinstance(raised, Told))
+        sys.exit(exit_code(error))
+    sys.exit(Exit.GOOD)
+
+
+def _terminated(*_: object) -> None:
+    """End like Ctrl-C. It may come twice, as from `timeout`, and the second must not end what the first one began."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def _report(error: BaseException, *, as_json: bool) -> None:
+    if as_json:
+        from kvgen.cli.output import print_json
+
+        try:
+            print_json(error_json(error))
+            sys.stdout.flush()
+        except OSError:  # on a full disk the answer itself may be what failed
+            _end_output()
+    with suppress(OSError):
+        typer.echo(f"kvgen: {message_of(error)}", err=True)
+
+
+def _end_output() -> None:
+    """Let what is left to write go nowhere, so that the interpreter does not complain of it when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

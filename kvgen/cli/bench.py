@@ -1,29 +1,28 @@
-"""`kvgen bench`: compares a spec's kernel with torch, FlashInfer and ONNX Runtime."""
+"""`kvgen bench`: compares a spec's kernel with torch, FlashInfer and ONNX Runtime, or the INT8 paper's kernels with kvgen's."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvgen.cli.output import Arch, Json, Workloads, microseconds, parse_seconds, print_json, print_table, require_writable, resolve_spec
-from kvgen.cli.suite import run_suite
+from kvgen.cli.app import app
+from kvgen.cli.options import Arch, Json, Workloads, parse_seconds, parse_shape, require_writable, resolve_spec
+from kvgen.cli.output import microseconds, print_json, print_table
 
 if TYPE_CHECKING:
     from kvgen.arch import Target
     from kvgen.bench.provider import Provider
-    from kvgen.bench.run import Row
-    from kvgen.measure.job import Call, TimingPolicy
+    from kvgen.measure.job import TimingPolicy
     from kvgen.spec import KernelSpec
 
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("bench")(bench)
+SUITE = "int8-kernels"
 
 
+@app.command()
 def bench(
     spec_name: Annotated[str | None, typer.Argument(metavar="SPEC", help="A spec file, or the name of a preset.")] = None,
     suite: Annotated[
@@ -54,33 +53,38 @@ def bench(
             raise typer.BadParameter("it goes with a SPEC, not with --suite", param_hint=option)
     if alone and against:
         raise typer.BadParameter("it leaves no other providers, and --against names some", param_hint="--alone")
+    if suite is None and spec_name is None:
+        raise typer.BadParameter(f"name a SPEC, or --suite {SUITE}")
+    if suite is not None and (suite != SUITE or spec_name is not None):
+        raise typer.BadParameter(f"there is one suite, {SUITE}, and it takes no SPEC", param_hint="--suite")
     require_writable(csv)
     pin_threads()
-    if spec_name is None or suite is not None:
-        policy = _policy("attend", sustained)
-        run_suite(suite, spec_name, arch, workload, policy, rounds, csv, as_json=as_json)
-        return
+    import torch
+
+    from kvgen.measure.job import TimingPolicy
     from kvgen.spec.target import resolve
 
+    call = "decode" if decode else "attend"
+    threads = torch.get_num_threads()
+    policy = TimingPolicy(call, seconds=0.06, warmup_seconds=0.02, samples=15, sustained_seconds=sustained, threads=threads)  # type: ignore[arg-type]
+    if spec_name is None:
+        _run_suite(resolve(arch or "native"), workload or [], policy, rounds, csv, as_json=as_json)  # type: ignore[arg-type]
+        return
     spec = resolve_spec(spec_name, arch, workload)
     target = resolve(spec.arch)
-    policy = _policy("decode" if decode else "attend", sustained)
-    others = [] if alone else providers(spec, target, against)
-    rows = run(spec, target, others, policy, rounds, kept=_writing(csv, target, policy))
+    rows = run(spec, target, [] if alone else _chosen(spec, target, against), policy, rounds, csv)
     if not rows:
         from kvgen.errors import MeasureError
 
         raise MeasureError("nothing was measured, for the reasons above")
     if as_json:
-        print_json([row.to_json() for row in rows])
+        print_json(rows)
     else:
         show(rows)
 
 
 def pin_threads() -> None:
     """Keep OpenMP threads, ours and torch's, on cores of their own. Without effect once torch is imported."""
-    import os
-
     cores = os.sched_getaffinity(0)
     os.environ.setdefault("OMP_PROC_BIND", "true")
     import torch  # noqa: F401 - loads OpenMP, which binds this thread, too
@@ -88,120 +92,104 @@ def pin_threads() -> None:
     os.sched_setaffinity(0, cores)  # this thread starts the calls, and cores() counts its processors
 
 
-def _writing(csv: Path | None, target: Target, policy: TimingPolicy) -> Callable[[Sequence[Row]], None]:
-    """What writes the rows of each workload to the file, if there is one."""
-    if csv is None:
-        return lambda _: None
-    from kvgen.bench.run import csv_rows
-    from kvgen.csvfile import CsvFile
+def _chosen(spec: KernelSpec, target: Target, names: list[str] | None) -> list[Provider]:
+    """The other providers whose `provider backend` contains one of the names. Raises BadParameter if none does."""
+    from kvgen.bench.libraries import providers
 
-    file, about = CsvFile(csv), facts(target, policy)
-    return lambda rows: file.add(csv_rows(rows, about))
-
-
-def _policy(call: str, sustained: float) -> TimingPolicy:
-    import torch
-
-    from kvgen.measure.job import TimingPolicy
-
-    return TimingPolicy(
-        cast("Call", call), seconds=0.06, warmup_seconds=0.02, samples=15, sustained_seconds=sustained, threads=torch.get_num_threads()
-    )
+    every = {f"{provider.name} {provider.backend}": provider for provider in providers(spec, target)}
+    chosen = [provider for known, provider in every.items() if not names or any(name in known for name in names)]
+    if not chosen:
+        raise typer.BadParameter(f"no provider is called {' or '.join(names or ())}; there are: {', '.join(every)}")
+    return chosen
 
 
 def run(
-    spec: KernelSpec,
-    target: Target,
-    others: list[Provider],
-    policy: TimingPolicy,
-    rounds: int,
-    *,
-    kept: Callable[[Sequence[Row]], None] = lambda _: None,
-) -> list[Row]:
-    """Rows of kvgen's kernel, as `get_kernel` returns it, and of the other providers; `kept` is given those of each workload."""
-    import warnings
-
+    spec: KernelSpec, target: Target, others: list[Provider], policy: TimingPolicy, rounds: int, csv: Path | None
+) -> list[dict[str, Any]]:
+    """Records of kvgen's kernel, as `get_kernel` returns it, and of the other providers, which are also written to a file."""
     from kvgen.api import get_kernel
-    from kvgen.bench.ours import Ours
-    from kvgen.bench.run import compare
+    from kvgen.bench.provider import Ours
+    from kvgen.bench.run import compare, facts, frame, write_csv
     from kvgen.measure.bytes import half_full
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         kernel = get_kernel(spec)
-    for warning in caught:
-        typer.echo(str(warning.message), err=True)
+    _tell(*(str(warning.message) for warning in caught))
     return compare(
-        spec,
-        target,
-        spec.workloads,
-        [Ours(kernel), *others],
-        lambda work: half_full(kernel.spec, kernel.layout, work.kv_len),
-        policy=policy,
-        rounds=rounds,
-        told=lambda message: typer.echo(message, err=True),
-        kept=kept,
-    )
+        spec, target, spec.workloads, [Ours(kernel), *others], lambda work: half_full(kernel.spec, kernel.layout, work.kv_len),
+        policy=policy, rounds=rounds, told=_tell,
+        kept=lambda records: write_csv(csv, frame(records, facts(target, policy))) if csv and records else None,
+    )  # fmt: skip
 
 
-def providers(spec: KernelSpec, target: Target, names: list[str] | None) -> list[Provider]:
-    """The other providers for a target whose `provider backend` contains one of the names. Raises BadParameter if none does."""
-    from kvgen.bench.flashinfer import FlashInfer
-    from kvgen.bench.onnx_gqa import OnnxGqa
-    from kvgen.bench.torch_sdpa import cpu_providers, cuda_providers
-
-    gpu: list[Provider] = [*cuda_providers(spec.attention.dtype), FlashInfer(), FlashInfer(fp8=True)]
-    every = [*cpu_providers(), OnnxGqa(8), OnnxGqa(4)] if target == "cpu" else gpu
-    if not names:
-        return every
-    chosen = [provider for provider in every if any(name in f"{provider.name} {provider.backend}" for name in names)]
-    if not chosen:
-        known = ", ".join(f"{provider.name} {provider.backend}" for provider in every)
-        raise typer.BadParameter(f"no provider is called {' or '.join(names)}; there are: {known}")
-    return chosen
+def _tell(*messages: str) -> None:
+    for message in messages:
+        typer.echo(message, err=True)
 
 
-def facts(target: Target, policy: TimingPolicy) -> dict[str, Any]:
-    """Facts of machine and measurement, which every table of results contains."""
-    from datetime import datetime, timezone
-
-    import torch
-
-    from kvgen import __version__
-    from kvgen.registry.device import here
-
-    device = here(target)
-    load = f"after {policy.sustained_seconds:g} s of load" if policy.sustained_seconds else "burst"
-    return {
-        "call": policy.call,
-        "load": load if target != "cpu" else "",
-        "device": device.get("name"),
-        "threads": torch.get_num_threads() if target == "cpu" else "",
-        "driver": device.get("driver", ""),
-        "torch": torch.__version__,
-        "kvgen": __version__,
-        "date": datetime.now(timezone.utc).date().isoformat(),
-    }
-
-
-def show(rows: list[Row]) -> None:
+def show(rows: list[dict[str, Any]]) -> None:
     """A table per workload, fastest first."""
-    for key in dict.fromkeys(row.workload.key for row in rows):
-        mine = [row for row in rows if row.workload.key == key]
-        ours = next((row.us for row in mine if row.provider == "kvgen"), None)
+    columns = ["provider", "time", "to kvgen", "MB", "GB/s", "pure read", "of read speed", "relative L2"]
+    while rows:
+        work, name = rows[0]["workload"], rows[0]["spec"]
+        mine, rows = [row for row in rows if row["workload"] == work], [row for row in rows if row["workload"] != work]
+        ours = next((row["us"] for row in mine if row["provider"] == "kvgen"), None)
         table = [
             (
-                f"{row.provider} {row.backend}",
-                microseconds(row.us),
-                f"{row.us / ours:.2f}x" if ours else "–",
-                f"{row.nbytes / 1e6:.1f}",
-                f"{row.tb_s * 1e3:.1f}",
-                microseconds(row.read_us),
-                f"{row.read_fraction:.0%}",
-                f"{row.relative_l2:.1e}",
+                f"{row['provider']} {row['backend']}",
+                microseconds(row["us"]),
+                f"{row['us'] / ours:.2f}x" if ours else "–",
+                f"{row['bytes'] / 1e6:.1f}",
+                f"{row['tb_s'] * 1e3:.1f}",
+                microseconds(row["read_us"]),
+                f"{row['read_fraction']:.0%}",
+                f"{row['relative_l2']:.1e}",
             )
-            for row in sorted(mine, key=lambda row: row.us)
+            for row in sorted(mine, key=lambda row: row["us"])
         ]
-        columns = ["provider", "time", "to kvgen", "MB", "GB/s", "pure read", "of read speed", "relative L2"]
-        print_table(f"{mine[0].spec} at {key}", columns, table, right=columns[1:])
+        from kvgen.spec import Workload
+
+        print_table(f"{name} at {Workload(**work).key}", columns, table, right=columns[1:])
         typer.echo("")
+
+
+def _run_suite(target: Target, names: list[str], policy: TimingPolicy, rounds: int, csv: Path | None, *, as_json: bool) -> None:
+    """Run the INT8 paper's experiment, at its shapes or those of the names, and print it."""
+    import pandas as pd
+
+    from kvgen.bench import int8_kernels as suite
+    from kvgen.bench.run import facts, write_csv
+    from kvgen.spec import MatrixShape
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        entrants = suite.entrants_for(target)
+    _tell(*(str(warning.message) for warning in caught))
+    shapes = [parse_shape(name) for name in names]
+    shapes = shapes or [MatrixShape(tokens=tokens, channels=channels) for tokens, channels in suite.SHAPES.values()]
+    about = {one: {name: facts(one, policy)[name] for name in ("device", "driver", "kvgen", "date")} for one in (target, suite.BESIDE)}
+
+    def kept(records: Any) -> None:
+        if csv:
+            write_csv(csv, pd.DataFrame([{**record, **about[record["target"]]} for record in records]))
+
+    records, errors = suite.run(entrants, shapes, policy, rounds, _tell, kept)
+    if as_json:
+        print_json({"rows": records, "errors": errors})
+        return
+    frame = pd.DataFrame(records).assign(shape=[f"{row['tokens']}x{row['channels']}" for row in records])
+    variants = frame.variant.unique()
+    for call, rows in frame.groupby("call", sort=False):
+        table = []
+        for shape, mine in rows.groupby("shape", sort=False):
+            times = dict(zip(mine.variant, mine.us, strict=True))
+            best = mine[mine.variant.str.startswith(suite.OURS)].sort_values("us").iloc[0]
+            cells = [microseconds(times.get(name)) for name in variants]
+            table.append((str(shape), *cells, f"{best.nbytes / best.us / 1e3:.0f}", f"{best.fraction:.0%}"))
+        columns = ["shape", *variants, "GB/s", "of roofline"]
+        print_table(f"{call}: kvgen's bandwidth, and its part of a copy's speed (scales: of a read's)", columns, table, right=columns[1:])
+        typer.echo("")
+    table = [(one["shape"], f"{one['l2']:.4g}", f"{one['max_abs']:.5f}", f"{one['attention']:.4f}") for one in errors]
+    columns = ["shape", "L2 error", "max abs error", "attention error"]
+    print_table("errors (values uniform in [-1, 1))", columns, table, right=columns[1:])

@@ -2,43 +2,36 @@
 
 from __future__ import annotations
 
+import sys
+import time
+from contextlib import suppress
+from types import TracebackType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvgen.cli.exit import Exit
-from kvgen.cli.launches import print_launches
-from kvgen.cli.output import (
-    Arch,
-    BackendNames,
-    Json,
-    Workloads,
-    print_table,
-    resolve_any_spec,
-    resolve_backends,
-)
-from kvgen.cli.results import json_list
-from kvgen.extras import require
+from kvgen.cli.app import Exit, app
+from kvgen.cli.options import Arch, BackendNames, Json, Workloads, resolve_any_spec, resolve_backends
+from kvgen.cli.output import json_list, microseconds, print_launches, print_table
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from rich.console import RenderableType
+    from rich.live import Live
 
-    from kvgen.lower.base import Backend
-    from kvgen.spec import AnySpec
     from kvgen.tune.budget import Budget
     from kvgen.tune.compile_only import CompileReport
+    from kvgen.tune.progress import Progress
     from kvgen.tune.result import TuningResult
 
 DEFAULT_BUDGET = "10m"
 FAILURES_SHOWN = 8
+"""Of each kind."""
 DETAIL_CHARS = 160
+LINE_SECONDS = 5.0
+"""Between lines of progress where stderr is no terminal."""
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("build")(build)
-
-
+@app.command()
 def build(
     specs: Annotated[list[str], typer.Argument(metavar="SPEC", help="Spec files, or names of presets.")],
     arch: Arch = None,
@@ -69,116 +62,71 @@ def build(
     as_json: Json = False,
 ) -> None:
     """Tune specs for this machine and register the winners. Ctrl-C registers the best so far; a later run continues from there."""
+    from kvgen.extras import require
+    from kvgen.spec.target import resolve
+    from kvgen.tune.compile_only import compile_space
+    from kvgen.tune.tuner import tune
 
-    _agree(
-        compile_only,
-        {"--jobs": jobs, "--limit": limit},
-        {
-            "--budget": budget,
-            "--trials": trials,
-            "--devices": devices,
-            "--storage": storage,
-            "--fresh": fresh or None,
-            "--all-schedules": every or None,
-        },
-    )
+    searching = {"--budget": budget, "--trials": trials, "--devices": devices, "--storage": storage}
+    searching |= {"--fresh": fresh or None, "--all-schedules": every or None}
+    for option, value in (searching if compile_only else {"--jobs": jobs, "--limit": limit}).items():
+        if value is not None:
+            reason = "nothing is measured with --compile-only" if compile_only else "it goes with --compile-only"
+            raise typer.BadParameter(reason, param_hint=option)
     chosen = [resolve_any_spec(name, arch, workload) for name in specs]
-    if devices is not None:
-        _require_gpu(chosen)
+    if devices is not None and all(resolve(spec.arch) == "cpu" for spec in chosen):
+        raise typer.BadParameter("--devices names GPUs, and this build is for cpu")
     require("kvgen build", "optuna")
-    backends = resolve_backends(backend)
-    if compile_only:
-        _compile(chosen, backends, jobs, limit, as_json=as_json)
-        return
-    allowance, gpus, interrupted = _budget(budget, trials), _devices(devices), False
+    backends, allowance, gpus, interrupted = resolve_backends(backend), _budget(budget, trials), _devices(devices), False
     with json_list(as_json) as results:
         for spec in chosen:
-            result = _tune(spec, allowance, backends, seed, storage, gpus, fresh=fresh, all_schedules=every, quiet=as_json)
-            results.append(result.to_json())
+            with ProgressView(spec.name, quiet=as_json) as view:
+                if compile_only:
+                    report = compile_space(spec, backends=backends, workers=jobs, limit=limit, progress=view)
+                else:
+                    result = tune(
+                        spec, budget=allowance, backends=backends, seed=seed, storage=storage, progress=view, devices=gpus, fresh=fresh,
+                        all_schedules=every,
+                    )  # fmt: skip
+            results.append(report.to_json() if compile_only else result.to_json())
             if not as_json:
-                show(result)
-            interrupted = result.interrupted
-            if interrupted:
+                show_compiled(report) if compile_only else show(result)
+            if interrupted := not compile_only and result.interrupted:
                 break
     if interrupted:
         raise typer.Exit(Exit.INTERRUPTED)
-
-
-def _agree(compile_only: bool, compiling: Mapping[str, object], measuring: Mapping[str, object]) -> None:
-    """Refuse options without effect: those of a search with --compile-only, and the other way round."""
-    for name, value in (measuring if compile_only else compiling).items():
-        if value is not None:
-            raise typer.BadParameter(
-                "nothing is measured with --compile-only" if compile_only else "it goes with --compile-only", param_hint=name
-            )
-
-
-def _require_gpu(specs: list[AnySpec]) -> None:
-    """Refuse --devices, which would have no effect, where every spec is built for a CPU."""
-    from kvgen.spec.target import resolve
-
-    if all(resolve(spec.arch) == "cpu" for spec in specs):
-        raise typer.BadParameter("--devices names GPUs, and this build is for cpu")
 
 
 def _budget(text: str | None, trials: int | None) -> Budget:
     from kvgen.tune.budget import Budget, parse_duration
 
     try:
-        seconds = parse_duration(text) if text else None if trials else parse_duration(DEFAULT_BUDGET)
-        return Budget(trials, seconds)
+        return Budget(trials, parse_duration(text) if text else None if trials else parse_duration(DEFAULT_BUDGET))
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
 
 
-def _tune(
-    spec: AnySpec,
-    budget: Budget,
-    backends: list[Backend] | None,
-    seed: int,
-    storage: str | None,
-    devices: list[int] | None,
-    *,
-    fresh: bool,
-    all_schedules: bool,
-    quiet: bool,
-) -> TuningResult:
-    from kvgen.cli.live import ProgressView
-    from kvgen.tune.tuner import tune
-
-    with ProgressView(spec.name, quiet=quiet) as view:
-        return tune(
-            spec,
-            budget=budget,
-            backends=backends,
-            seed=seed,
-            storage=storage,
-            progress=view,
-            devices=devices,
-            fresh=fresh,
-            all_schedules=all_schedules,
-        )
-
-
 def _devices(text: str | None) -> list[int] | None:
     """Indices of GPUs; None for the current one."""
-    if text is None:
-        return None
-    if text == "all":
-        from kvgen._nvml import visible_gpus
+    from kvgen._nvml import visible_gpus
 
-        return list(range(len(visible_gpus())))
     try:
-        return [int(part) for part in text.split(",")]
+        return None if text is None else list(range(len(visible_gpus()))) if text == "all" else [int(part) for part in text.split(",")]
     except ValueError as error:
         raise typer.BadParameter(f"--devices is all or a list like 0,1, not {text!r}") from error
 
 
 def show(result: TuningResult) -> None:
-    """Print the winner beside the default and the runner-up, and the failures."""
+    """Print the winner beside the default and the runner-up, and the first failures of each kind."""
     entry = result.entry
     print_launches(f"{entry.spec.name}: {entry.backend} on {entry.device.get('name')}, layout {entry.layout}", entry)
-    show_failures([(r.kind, str(r.candidate), r.detail) for r in result.failures])
+    failures: list[tuple[str, str, str]] = []
+    for kind in dict.fromkeys(one.kind for one in result.failures):
+        same = [one for one in result.failures if one.kind == kind]
+        failures += [(kind, str(one.candidate), one.detail.strip().partition("\n")[0][:DETAIL_CHARS]) for one in same[:FAILURES_SHOWN]]
+        failures += [(kind, f"and {len(same) - FAILURES_SHOWN} more", "")] if len(same) > FAILURES_SHOWN else []
+    if failures:
+        print_table(f"{len(result.failures)} failed", ["kind", "candidate", "detail"], failures)
     for told in (*result.refusals, *result.notes):
         typer.echo(told)
     how = "interrupted; best so far" if result.interrupted else result.why
@@ -186,44 +134,75 @@ def show(result: TuningResult) -> None:
     typer.echo(f"registered {entry.key} in {result.path}")
 
 
-def show_failures(failures: list[tuple[str, str, str]]) -> None:
-    """Print (kind, candidate, detail) of failures, the first few of each kind."""
-    if not failures:
-        return
-    shown: list[tuple[str, str, str]] = []
-    for kind in dict.fromkeys(kind for kind, _, _ in failures):
-        same = [item for item in failures if item[0] == kind]
-        shown += [(kind, candidate, _first_line(detail)) for _, candidate, detail in same[:FAILURES_SHOWN]]
-        if len(same) > FAILURES_SHOWN:
-            shown.append((kind, f"and {len(same) - FAILURES_SHOWN} more", ""))
-    print_table(f"{len(failures)} failed", ["kind", "candidate", "detail"], shown)
-
-
-def _first_line(text: str) -> str:
-    lines = text.strip().splitlines()
-    return lines[0][:DETAIL_CHARS] if lines else ""
-
-
-def _compile(specs: list[AnySpec], backends: list[Backend] | None, jobs: int | None, limit: int | None, *, as_json: bool) -> None:
-    from kvgen.cli.live import ProgressView
-    from kvgen.tune.compile_only import compile_space
-
-    with json_list(as_json) as results:
-        for spec in specs:
-            with ProgressView(spec.name, quiet=as_json) as view:
-                report = compile_space(spec, backends=backends, workers=jobs, limit=limit, progress=view)
-            results.append(report.to_json())
-            if not as_json:
-                _show_compiled(report)
-
-
-def _show_compiled(report: CompileReport) -> None:
+def show_compiled(report: CompileReport) -> None:
+    """Print what every schedule takes."""
     rows = [(p.kind, str(p.schedule), str(p.registers), str(p.spill_bytes), str(p.shared_bytes)) for p in report.outcomes]
-    print_table(
-        f"{report.spec.name}: {len(report.outcomes)} schedules for {report.target}, {report.seconds:.0f} s",
-        ["outcome", "schedule", "registers", "spills B", "static smem B"],
-        rows,
-        right=["registers", "spills B", "static smem B"],
-    )
+    title = f"{report.spec.name}: {len(report.outcomes)} schedules for {report.target}, {report.seconds:.0f} s"
+    columns = ["outcome", "schedule", "registers", "spills B", "static smem B"]
+    print_table(title, columns, rows, right=columns[2:])
     state = "tuned" if report.entry.timings else "untuned"
     typer.echo(f"registered {report.entry.key} ({report.entry.backend}, {state}) in {report.path}")
+
+
+class ProgressView:
+    """Shows the progress of a build on stderr while it is open: a live table on a terminal, lines otherwise; nothing if `quiet`."""
+
+    def __init__(self, title: str, *, quiet: bool = False) -> None:
+        self.title, self.quiet = title, quiet
+        self._live: Live | None = None
+        self._said = ("", 0.0, -LINE_SECONDS)
+
+    def __enter__(self) -> ProgressView:
+        if not self.quiet and sys.stderr.isatty():
+            from rich.console import Console
+            from rich.live import Live
+
+            self._live = Live(console=Console(stderr=True), refresh_per_second=4, transient=True)
+            self._live.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._live is not None:
+            self._live.__exit__(kind, error, trace)
+
+    def __call__(self, progress: Progress) -> None:
+        """Take a snapshot. Lines are every few seconds, or at once where a phase begins or a better schedule was found."""
+        if self._live is not None:
+            self._live.update(table(self.title, progress))
+            return
+        phase, best, then = self._said
+        total, now = sum(one.us for one in progress.best.values()), time.monotonic()
+        news = progress.phase != phase and (progress.phase != "compiling" or phase != "measuring" or total != best)
+        if not self.quiet and (news or now - then >= LINE_SECONDS):
+            self._said = (progress.phase, total, now)
+            with suppress(OSError):  # a build does not end because nobody can read how far it is
+                print(line(self.title, progress), file=sys.stderr, flush=True)
+
+
+def line(title: str, progress: Progress) -> str:
+    """Where the run is: phase, trials, failures, time, and the best of every workload."""
+    planned = f" of {progress.planned}" if progress.planned is not None else ""
+    failed = ", ".join(f"{count} {kind}" for kind, count in sorted(progress.failures.items()))
+    parts = [progress.phase, f"{progress.done}{planned} measured", f"{progress.known} known" if progress.known else ""]
+    parts += [f"failed: {failed}" if failed else "", f"{progress.elapsed:.0f} s"]
+    parts += [f"{progress.left:.0f} s left" if progress.left is not None else ""]
+    best = ", ".join(f"{key} {microseconds(one.us)}" for key, one in sorted(progress.best.items()))
+    return f"{title}: {', '.join(part for part in parts if part)}" + (f"; best {best}" if best else "")
+
+
+def table(title: str, progress: Progress) -> RenderableType:
+    """The line, the best of every workload so far, and the last note."""
+    from rich.console import Group
+    from rich.markup import escape
+    from rich.table import Table
+    from rich.text import Text
+
+    rows = Table(box=None, header_style="bold", pad_edge=False)
+    for name in ("workload", "best", "default", "speed-up"):
+        rows.add_column(name, justify="left" if name == "workload" else "right")
+    rows.add_column("schedule", overflow="ellipsis", no_wrap=True)
+    for key, best in sorted(progress.best.items()):
+        faster = f"{best.default_us / best.us:.2f}x" if best.default_us else "–"
+        rows.add_row(key, microseconds(best.us), microseconds(best.default_us), faster, escape(best.schedule))
+    head = line(title, progress).partition("; best ")[0]
+    return Group(Text(head, style="bold"), rows, Text(progress.note, style="dim", no_wrap=True, overflow="ellipsis"))

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
-from kvgen.cli.exit import Exit
-from kvgen.cli.output import Json, print_json, print_table, require_keys
+from kvgen.cli.app import Exit, app
+from kvgen.cli.options import Json, Keys, require_keys
+from kvgen.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
     from kvgen.registry import Store
@@ -16,16 +17,10 @@ if TYPE_CHECKING:
     from kvgen.tune.regression.run import Result
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("check")(check)
-
-
+@app.command()
 def check(
     registry: Annotated[Path | None, typer.Argument(metavar="REGISTRY", help="A registry's folder.")] = None,
-    key: Annotated[
-        list[str] | None, typer.Option("--key", metavar="KEY", help="Only entries whose key begins with KEY; may be repeated.")
-    ] = None,
+    keys: Keys = None,
     arch: Annotated[list[str] | None, typer.Option("--arch", metavar="ARCH", help="Only entries for this target; may be repeated.")] = None,
     speed: Annotated[bool, typer.Option("--speed", help="Also time entries whose machine code differs from the registered one.")] = False,
     accept: Annotated[bool, typer.Option("--accept", help="Replace registered sources and resources by the present ones.")] = False,
@@ -40,7 +35,7 @@ def check(
     from kvgen.measure.worker import Worker
     from kvgen.tune.regression.run import check_registry, summary, unreachable
 
-    keys, archs = key or [], arch or []
+    keys, archs = keys or [], arch or []
     results: list[Result] = []
     try:
         with Worker() as worker:

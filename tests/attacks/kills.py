@@ -55,12 +55,12 @@ class SaltedBackend(FakeBackend):
 
 def prepare() -> None:
     """Put what is made up in place, and import what commands import."""
-    import kvgen.cli.app
+    import kvgen.cli
     import kvgen.tune.trial_store
     import kvgen.tune.tuner
     from kvgen.toolchain.compilers import find_gxx, tvm_ffi_include
 
-    kvgen.cli.app._register()
+    kvgen.cli.commands()
     find_gxx(), tvm_ffi_include(), here("cpu"), machine("cpu")
 
     def right(self: Worker, job: Job, timeout_s: float = 0.0) -> Outcome:
@@ -130,7 +130,7 @@ def start(words: Sequence[str], place: Place, salt: str) -> int:
             os.dup2(output.fileno(), 2)
         os.environ |= {"KVGEN_REGISTRY_DIR": str(place.store.root), "KVGEN_CACHE_DIR": str(place.cache), SALT: salt}
         os.environ["KVGEN_SITE_DIR"] = str(place.root / "site")
-        from kvgen.cli.app import main
+        from kvgen.cli import main
 
         main(list(words))
     except SystemExit as ended:

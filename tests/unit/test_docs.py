@@ -87,10 +87,9 @@ def options() -> dict[str, set[str]]:
     """The options of every command of `kvgen`."""
     import typer
 
-    from kvgen.cli import app
+    from kvgen.cli import commands as registered
 
-    app._register()
-    commands = typer.main.get_command(app.app).commands  # type: ignore[attr-defined]
+    commands = typer.main.get_command(registered()).commands  # type: ignore[attr-defined]
     shared = {"--help", "-h", "--debug"}
     return {name: shared | {option for parameter in command.params for option in parameter.opts} for name, command in commands.items()}
 

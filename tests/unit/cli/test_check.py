@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kvgen.cli.app import main
+from kvgen.cli import main
 from kvgen.errors import HostError
 from kvgen.measure.job import Outcome
 from kvgen.registry.entry import Entry

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from kvgen._machine import cores
-from kvgen.bench.int8_paper import SHAPES
+from kvgen.bench.int8_kernels import SHAPES
 from kvgen.errors import CheckError, UnsupportedError
 from kvgen.lower.backends import get_backend, refusal
 from kvgen.lower.base import MATRIX_FUNCTIONS
@@ -64,7 +64,7 @@ def test_the_default_is_in_the_space_and_other_schedules_are_refused_by_reason()
 @pytest.mark.parametrize("file", sorted((Path(__file__).parents[3] / "examples" / "matrix").glob("*.yaml")), ids=lambda file: file.stem)
 def test_every_example_is_computed_by_the_back_ends_that_have_kernels(file: Path) -> None:
     spec = load_any_spec(file)
-    assert [(work.tokens, work.channels) for work in spec.workloads if isinstance(work, MatrixShape)] == [shape[1:] for shape in SHAPES]
+    assert [(work.tokens, work.channels) for work in spec.workloads if isinstance(work, MatrixShape)] == list(SHAPES.values())
     for name, target in (("cuda", "sm80"), ("cuda", "sm90"), ("cpu", "cpu")):
         space, default = get_backend(name).space(spec, target), get_backend(name).default(spec, target)
         assert [problem for work in spec.workloads for problem in space.check(default, work)] == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.gpu_words import schedule_word, schedules_of, spec_of, workload_of
-from kvgen.cli.launches import rows
+from kvgen.cli.output import launch_rows as rows
 from kvgen.errors import KvgenError
 from kvgen.lower.backends import get_backend
 from kvgen.registry.default import serving_entry

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvgen.cli.app import main
+from kvgen.cli import main
 from kvgen.lower.backends import get_backend
 from kvgen.registry import Store
 from kvgen.spec import Workload, dump_spec, load_spec

@@ -1,4 +1,4 @@
-"""`kvgen export` and `kvgen import`: kernels for machines without a compiler."""
+"""`kvgen export` and `kvgen import`: kernels for other machines. `kvgen report`: a page about them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Annotated, get_args
 import typer
 
 from kvgen import arch as archs
-from kvgen.cli.output import Json, print_json, require_keys, resolve_spec
+from kvgen.cli.app import app
+from kvgen.cli.options import Json, Keys, require_good, require_keys, resolve_spec
+from kvgen.cli.output import print_json
+from kvgen.pages.page import REPORT
 
 if TYPE_CHECKING:
     from kvgen.registry.transfer import ArchiveContents
@@ -23,12 +26,50 @@ class Format(str, Enum):
     HF_KERNELS = "hf-kernels"
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.command("export")(export)
-    app.command("import")(import_)
+@app.command()
+def report(
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The page to write.")] = Path(REPORT),
+    keys: Keys = None,
+    bench: Annotated[
+        list[Path] | None,
+        typer.Option("--bench", metavar="FILE", help="Rows of `kvgen bench --csv`: shows other libraries; may be repeated."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Write an HTML page about registered entries: times beside the read roofline, heat maps over batch and length, searches, failures."""
+    from kvgen.extras import require
+
+    require("kvgen report", "optuna")
+    from dataclasses import asdict
+
+    from kvgen.bench.results import read_results
+    from kvgen.errors import host_errors
+    from kvgen.files import write_whole
+    from kvgen.registry import stores
+    from kvgen.report.page import render
+    from kvgen.report.studies import study_views
+    from kvgen.toolchain import ArtifactCache
+
+    results = [result for file in bench or () for result in read_results(file)]
+    cache = ArtifactCache()
+    every = [one for store in reversed(stores()) for one in store.all()]
+    require_keys(keys or [], [one.key for one in every])
+    for key in keys or []:
+        require_good([one for one in every if one.key.startswith(key)])
+    chosen = [one for one in every if not keys or one.key.startswith(tuple(keys))]
+    for one in chosen:
+        if one.entry is None:
+            typer.echo(f"left out: {one.label}: {one.problem}", err=True)
+    entries = list({one.key: one.entry for one in chosen if one.entry is not None}.values())
+    if as_json:
+        print_json([{"key": e.key, "spec": e.spec.name, "studies": [asdict(view) for view in study_views(e, cache)]} for e in entries])
+        return
+    with host_errors("write the page", output):
+        write_whole(output, render(entries, cache, results))
+    typer.echo(f"wrote {output} (entries: {len(entries)})")
 
 
+@app.command()
 def export(
     place: Annotated[
         Path, typer.Argument(metavar="FILE|DIR", help="The archive to write, e.g. kernels.tar.gz; with hf-kernels the folder.")
@@ -59,7 +100,7 @@ def export(
 
     every = user_store().all()
     require_keys(names or [], [one.key for one in every])
-    found = [one for one in every if not names or any(one.key.startswith(key) for key in names)]
+    found = [one for one in every if not names or one.key.startswith(tuple(names))]
     _tell(transfer.export_archive(found, place, ArtifactCache()), f"wrote {place}", as_json=as_json)
 
 
@@ -83,6 +124,7 @@ def _export_kernel(folder: Path, names: list[str], arch: list[str] | None, name:
     typer.echo(f"wrote {done.folder} ({', '.join(done.variants)})")
 
 
+@app.command("import")
 def import_(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="What `kvgen export` wrote.")],
     sha256: Annotated[str | None, typer.Option("--sha256", metavar="HEX", help="Refuse a file with another digest.")] = None,

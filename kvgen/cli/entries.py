@@ -1,0 +1,191 @@
+"""`kvgen list`, `show` and `why`: registered entries, and the choice for a spec."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvgen.cli.app import Exit, app
+from kvgen.cli.options import Arch, Json, SpecName, Workloads, parse_shape, parse_workload, require_good, resolve_any_spec
+from kvgen.cli.output import describe, microseconds, print_json, print_launches, print_line, print_table
+
+if TYPE_CHECKING:
+    from kvgen.registry import Found
+    from kvgen.registry.entry import Entry
+    from kvgen.registry.select import Selection
+    from kvgen.registry.serving import Serving
+    from kvgen.spec import AnySpec, AnyWorkload
+
+
+@app.command("list")
+def list_entries(as_json: Json = False) -> None:
+    """List every entry of the user's, the site's and the packaged registry."""
+    from kvgen.registry import stores
+
+    found = [one for store in stores() for one in store.all()]
+    if as_json:
+        print_json([_summary(one) for one in found])
+    elif not found:
+        typer.echo("nothing is registered yet: kvgen build SPEC tunes a kernel")
+    else:
+        print_table("", ["key", "registry", "spec", "back end", "device", "times"], [_row(one) for one in found])
+
+
+def _summary(one: Found) -> dict[str, Any]:
+    data: dict[str, Any] = {"key": one.key, "registry": one.store, "path": str(one.path), "problem": one.problem}
+    if (entry := one.entry) is not None:
+        data |= {"spec": entry.spec.name, "backend": entry.backend, "arch": entry.arch, "device": dict(entry.device)}
+        data["launches"] = entry.standings()
+        data["timings"] = [{k: v for k, v in timing.to_json().items() if k != "samples"} for timing in entry.timings]
+        data["timed_with_others"] = entry.timed_with_others
+        data["tuned"] = bool(entry.provenance.get("tuned", bool(entry.timings)))
+    return data
+
+
+def _row(one: Found) -> tuple[str, ...]:
+    if (entry := one.entry) is None:
+        return one.key, one.store, "", "", "", f"damaged: {one.problem}"
+    mixed = len({launch.backend for launch in entry.launches}) > 1
+    won = [f"{row['workload']} {microseconds(row['us'])}{' ' + row['backend'] if mixed else ''}" for row in entry.standings() if row["us"]]
+    times = (", ".join(won) or "untuned") + (" (of other sources)" if entry.timed_with_others else "")
+    return one.key, one.store, entry.spec.name, f"{entry.backend} {entry.arch}", str(entry.device.get("name", "")), times
+
+
+@app.command()
+def show(
+    key: Annotated[str, typer.Argument(metavar="KEY", help="Key of an entry, or the beginning of one.")],
+    source: Annotated[bool, typer.Option("--source", help="Print the rendered source.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show one entry: schedule, resources, times, provenance."""
+    from kvgen.errors import RegistryMiss
+    from kvgen.registry import find
+
+    matches = find(key)
+    if not matches:
+        raise RegistryMiss(f"no entry has a key that begins with {key}")
+    require_good(matches)
+    found = {one.entry.key: (one, one.entry) for one in reversed(matches) if one.entry is not None}
+    if len(found) > 1:
+        raise typer.BadParameter(f"{key} is ambiguous: {', '.join(sorted(found))}")
+    ((one, entry),) = found.values()
+    if as_json:
+        about = {"path": str(one.path), "registry": one.store, "timed_with_others": entry.timed_with_others}
+        data = {**entry.to_json(), **about, "resources": entry.resources()}
+        print_json({**data, "texts": {file: code.text for file, code in entry.codes.items()}} if source else data)
+    elif source:
+        for file, code in sorted(entry.codes.items()):
+            typer.echo(f"// {file}\n{code.text}")
+    else:
+        _print_entry(entry, one)
+
+
+def _print_entry(entry: Entry, one: Found) -> None:
+    made = f"{entry.made} on {entry.device['name']}" if entry.device.get("name") else entry.made
+    made += ", never tuned" if not entry.timings else ", times of other sources" if entry.timed_with_others else ""
+    print_line(f"{entry.spec.name}  {entry.key}  ({one.store} registry)")
+    print_line(describe(entry.spec))
+    print_line(f"{entry.backend} for {entry.arch}, {made}; layout {entry.layout} ({entry.layout_id})")
+    typer.echo("")
+    print_launches("", entry)
+    if why := entry.provenance.get("why"):
+        typer.echo("")
+        print_line(f"decision: {why}")
+    if other := (entry.runner_up or {}).get("layout"):
+        times = ", ".join(f"{key} {one['backend']} {microseconds(one['us'])}" for key, one in other["launches"].items())
+        print_line(f"next best layout: {' '.join(f'{k}={v}' for k, v in other['layout'].items())}: {times}")
+    kernels = [
+        (file, name, str(used["registers"]), str(used["spill_bytes"]), str(used["shared_bytes"]))
+        for file, resources in entry.resources().items()
+        for name, used in resources["kernels"].items()
+    ]
+    if kernels:
+        print_table("\nresources", ["source", "kernel", "registers", "spills B", "static smem B"], kernels)
+    outputs = (entry.quality or {}).get("outputs", {})
+    facts = {
+        "relative L2": {key: f"{found['relative_l2']:.1e}" for key, found in entry.accuracy.items() if "relative_l2" in found},
+        "quality of the format": {f"{data} data L2": f"{outputs[data]['relative_l2']:.4f}" for data in ("normal", "structured") if outputs},
+        "provenance": {key: value for key, value in entry.provenance.items() if not isinstance(value, (dict, list))},
+        "toolchain": entry.toolchain,
+    }
+    for title, told in facts.items():
+        if shown := ", ".join(f"{k} {v}" for k, v in told.items() if v is not None):  # operations on a matrix have no quality
+            typer.echo("")
+            print_line(f"{title}: {shown}")
+    typer.echo("")
+    print_line(str(one.path))
+
+
+@app.command()
+def why(spec_name: SpecName, arch: Arch = None, workload: Workloads = None, as_json: Json = False) -> None:
+    """Show which entry get_kernel returns for a spec, why, and which launch each workload takes. Exit code 3 if there is none."""
+    from kvgen.registry.default import serving_entry
+    from kvgen.registry.select import select
+    from kvgen.registry.serving import serving
+    from kvgen.spec import MatrixSpec, Workload
+    from kvgen.spec.target import resolve
+
+    spec = resolve_any_spec(spec_name, arch)
+    target = resolve(spec.arch)
+    answers: list[dict[str, Any]] = []
+    for work in [_served(spec, name) for name in workload] if workload else [None]:
+        selection, backend, served = select(spec, target, work), None, []
+        if selection.how != "none":
+            chosen, selection = serving_entry(spec, target, selection)
+            backend, works = chosen.backend, [work] if work else spec.workloads
+            if not isinstance(spec, MatrixSpec):  # its calls take the launch of the nearest shape
+                served = [serving(chosen, spec, one) for one in works if isinstance(one, Workload)]
+        entry = selection.entry
+        answers.append({
+            "workload": work.key if work else None, "how": selection.how, "key": entry.key if entry else None, "backend": backend,
+            "launches": entry.standings() if entry else [], "serving": [one.to_json() for one in served],
+            "why": [*selection.refusals, *selection.why], "cautions": list(selection.cautions),
+        })  # fmt: skip
+        if not as_json:
+            _print_answer(f"{spec.name}{f' at {work.key}' if work else ''} on {target}", selection, served)
+    if as_json:
+        print_json(answers)
+    if any(answer["key"] is None for answer in answers):
+        raise typer.Exit(Exit.NO_KERNEL)
+
+
+def _served(spec: AnySpec, name: str) -> AnyWorkload:
+    """The workload of a name, if a launch serves it. Raises BadParameter."""
+    from kvgen.registry.serving import require_compiled
+    from kvgen.spec import MatrixSpec
+
+    if isinstance(spec, MatrixSpec):
+        return parse_shape(name)
+    work = parse_workload(name)
+    try:
+        require_compiled(spec, work)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--workload") from error
+    return work
+
+
+def _print_answer(asked: str, selection: Selection, served: list[Serving]) -> None:
+    entry = selection.entry
+    told = f", entry {entry.key}" if entry else f": {'; '.join(selection.refusals)}" if selection.refusals else ""
+    print_line(f"{asked}: {selection.how}{told}")
+    for reason in (*selection.why, *selection.cautions):
+        print_line(f"  {reason}")
+    if entry:
+        typer.echo("")
+        print_launches("", entry)
+    if served:
+        typer.echo("")
+    for one in served:
+        launch, timing = f"{one.launch.backend} {one.launch.params}", one.timing
+        taken = f"launch {one.index} ({launch})" if entry else launch  # the number is of use where `kvgen show` lists the launches
+        parts = [f"{one.workload.key} takes {taken}: {one.why}"]
+        if one.modelled_us is not None:
+            parts.append(f"{microseconds(one.modelled_us)} modelled")
+        if timing is not None:
+            parts.append(microseconds(timing.us))
+            parts += [f"{timing.read_fraction:.0%} of the read's speed"] if timing.read_fraction is not None else []
+            parts += [f"the default {microseconds(timing.default_us)}"] if timing.default_us is not None else []
+            parts += [f"{timing.watts:.0f} W"] if timing.watts is not None else []
+            parts += [f"{timing.clock_mhz:.0f} MHz"] if timing.clock_mhz is not None else []
+        print_line(", ".join(parts))

@@ -1,0 +1,242 @@
+"""`kvgen presets` and `schema`: the language of specs. `spec`, `recommend` and `accuracy`: formats for a model, and what they cost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvgen.cli.app import app
+from kvgen.cli.options import Json, parse_bytes, require_writable, resolve_spec
+from kvgen.cli.output import describe, microseconds, print_json, print_line, print_table
+
+if TYPE_CHECKING:
+    from kvgen.accuracy.recommend import Model, Part
+    from kvgen.registry.entry import Entry
+    from kvgen.spec import KernelSpec
+
+DTYPES = ("float16", "bfloat16", "float32")
+
+ModelName = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL", help="A Hugging Face config.json or its folder, a name like llama-3.1-8b, or layers x query / KV heads x head_dim."
+    ),
+]
+DType = Annotated[str | None, typer.Option("--dtype", help=f"Instead of the configuration's: {', '.join(DTYPES)}.")]
+
+
+@app.command()
+def presets(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Print this preset as YAML.")] = None, as_json: Json = False
+) -> None:
+    """List the named formats (BitDecoding, TurboMind, QServe, Kitty, KIVI, PyTorch's INT4 GQA), or print one as YAML."""
+    from kvgen.spec import dump_spec
+    from kvgen.spec import presets as all_presets
+
+    known = all_presets()
+    if name is not None and name not in known:
+        raise typer.BadParameter(f"there is no preset {name!r}; presets: {', '.join(known)}")
+    shown = {name: known[name]} if name is not None else known
+    if as_json:
+        print_json({key: spec.to_json() for key, spec in shown.items()})
+    elif name is not None:
+        typer.echo(dump_spec(known[name]), nl=False)
+    else:
+        print_table("", ["preset", "format"], [(key, describe(spec)) for key, spec in shown.items()])
+
+
+@app.command()
+def schema(matrix: Annotated[bool, typer.Option("--matrix", help="The schema of operations on a matrix.")] = False) -> None:
+    """Print a JSON schema of the spec language, for editors."""
+    from kvgen.spec.schema import json_schema, matrix_schema
+
+    print_json(matrix_schema() if matrix else json_schema())
+
+
+@app.command()
+def accuracy(
+    specs: Annotated[
+        list[str] | None, typer.Argument(metavar="SPEC", help="Spec files, presets, k8v4 or k4v2; by default all named formats.")
+    ] = None,
+    csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Also write the table to a file.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show what formats take of memory, and errors of attention over them on seeded data, against attention without quantization."""
+    require_writable(csv)
+    import pandas as pd
+
+    from kvgen.accuracy.formats import records, suite
+    from kvgen.bench.run import write_csv
+
+    found: list[dict[str, object]] = []
+    for record in records(_named(specs) if specs else suite()):
+        typer.echo(f"{record['format']}: relative L2 {record['structured_relative_l2']:.4f} on structured data", err=True)
+        found.append(record)
+    frame = pd.DataFrame(found)
+    if csv is not None:
+        write_csv(csv, frame)
+    if as_json:
+        print_json(found)
+        return
+    columns = ["format", "bits", "tokens in 16 bits", "normal: L2", "cosine", "weights L1", "structured: L2", "cosine", "weights L1"]
+    cells = [
+        [f"{value:.4f}" if isinstance(value, float) else str(value) for value in row]
+        for row in frame.sort_values("structured_weights_l1").itertuples(index=False)
+    ]
+    print_table("", columns, cells, right=columns[1:])
+
+
+def _named(names: list[str]) -> dict[str, KernelSpec]:
+    """Specs by their names. Raises BadParameter for an unknown name, and where two specs have the same."""
+    from kvgen.accuracy.formats import suite
+    from kvgen.spec import presets
+
+    found: dict[str, KernelSpec] = {}
+    for name in names:
+        if not (name in suite() or name in presets() or Path(name).suffix or Path(name).is_file()):
+            known = ", ".join(dict.fromkeys([*suite(), *presets()]))
+            raise typer.BadParameter(f"{name!r} is neither a file nor a format; formats: {known}")
+        spec = suite()[name] if name in suite() else resolve_spec(name)
+        if spec.name in found:
+            raise typer.BadParameter(f"two specs are called {spec.name!r}")
+        found[spec.name] = spec
+    return found
+
+
+@app.command()
+def spec(
+    model_name: ModelName,
+    form: Annotated[str, typer.Option("--format", metavar="FORMAT", help="A format that `kvgen accuracy` lists.")] = "bitdecoding-int4",
+    dtype: DType = None,
+    kind: Annotated[str | None, typer.Option("--layers", metavar="TYPE", help="Only these layers, e.g. sliding_attention.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="DIR", help="Write a file for each kind of layer.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Print the spec of a model's layers as YAML. Where layers differ, choose some by --layers, or write a file for each kind with -o."""
+    from kvgen.accuracy.formats import formats
+    from kvgen.errors import host_errors
+    from kvgen.files import write_whole
+
+    model = _model(model_name, dtype)
+    if form not in formats():
+        raise typer.BadParameter(f"there is no format {form!r}; formats: {', '.join(formats())}")
+    every = model.parts(form, dtype)
+    parts = [part for part in every if kind in (None, part.kind)]
+    if not parts:
+        raise typer.BadParameter(f"{model.name} has no layers of type {kind}, but {_kinds(every)}", param_hint="--layers")
+    if output is not None:
+        files = {output / f"{part.spec.name}.yaml": part for part in parts}
+        with host_errors("write", output):
+            output.mkdir(parents=True, exist_ok=True)
+            for file, part in files.items():
+                write_whole(file, part.to_yaml(model))
+        if as_json:
+            print_json([{"file": str(file), "kind": part.kind, "layers": part.layers} for file, part in files.items()])
+        else:
+            for file, part in files.items():
+                print_line(f"{file}: {part.layers} layers ({part.kind})")
+        return
+    if len(parts) > 1:
+        raise typer.BadParameter(
+            f"the layers of {model.name} have {len(parts)} specs, {_kinds(parts)}: write a file for each with -o DIR, or choose one by "
+            "--layers"
+        )
+    if as_json:
+        print_json(parts[0].spec.to_json())
+    else:
+        typer.echo(parts[0].to_yaml(model), nl=False)
+
+
+@app.command()
+def recommend(
+    model_name: ModelName,
+    budget: Annotated[
+        float | None,
+        typer.Option("--budget-bytes-per-token", metavar="N", parser=parse_bytes, help="Bound of a packed token in all layers, e.g. 36KB."),
+    ] = None,
+    most: Annotated[
+        float | None, typer.Option("--max-error", metavar="X", min=0.0, help="Bound of the error that the table shows, e.g. 0.3.")
+    ] = None,
+    dtype: DType = None,
+    table: Annotated[
+        Path | None, typer.Option("--table", metavar="FILE", help="A table of `kvgen accuracy --csv` instead of the one that ships.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List the formats that fit a bound of memory or of errors, with their entries, and print the specs of the best.
+
+    Only formats that no other one beats in both size and error are listed. Exit code 3 if none fits.
+    """
+    model = _model(model_name, dtype)
+    if budget is None and most is None:
+        raise typer.BadParameter("give --budget-bytes-per-token or --max-error")
+    from kvgen.accuracy.formats import SHIPPED, formats, read_table
+    from kvgen.accuracy.recommend import options
+    from kvgen.errors import KvgenError, RegistryMiss
+
+    file = table or SHIPPED
+    figures = read_table(file)
+    front = options(model, figures, dtype)
+    impossible = {name: why for name in figures.index if name in formats() and (why := model.refused(name))}
+    if not front:
+        told = "; ".join(f"{name}: {why}" for name, why in impossible.items()) or f"formats: {', '.join(formats())}"
+        raise KvgenError(f"{file} has no named format that fits {model.name}: {told}")
+    found = [one for one in front if (budget is None or one.token_bytes <= budget) and (most is None or one.errors["error"] <= most)]
+    if not found:
+        smallest, least = min(one.token_bytes for one in front), min(one.errors["error"] for one in front)
+        raise RegistryMiss(
+            f"no format fits {model.name}: the smallest takes {smallest:.0f} bytes per token, and the least error is {least:.3g}"
+        )
+    best = found[-1] if budget is not None else found[0]
+    if as_json:
+        print_json({"formats": [option.to_json() for option in found], "best": best.name, "impossible": impossible})
+        return
+    rows = []
+    for one in found:
+        times = [part.step_us() for part in one.parts]
+        errors = [f"{one.errors[name]:.4f}" for name in ("error", "structured_relative_l2", "structured_weights_l1")]
+        told = " / ".join(map(microseconds, times)) if any(times) else "–"
+        sizes = [f"{one.token_bytes:.0f}", f"{one.bits:.3f}", str(one.unquantized_tokens)]
+        rows.append([one.name, *sizes, *errors, told, _entries(one.entries) or "–"])
+    columns = [
+        "format",
+        "bytes per token",
+        "bits",
+        "tokens kept in 16 bits",
+        "error",
+        "output L2",
+        "weights L1",
+        "8x32768 on a GPU",
+        "entries",
+    ]
+    print_table(f"formats for {model.name}", columns, rows, right=columns[1:-1])
+    for why in dict.fromkeys(impossible.values()):
+        print_line(f"left out: {', '.join(name for name, reason in impossible.items() if reason == why)}: {why}")
+    typer.echo("\nErrors are those of attention on seeded data: they compare formats, and do not predict how well a model answers.\n")
+    print_line(f"# {best.name}: {_entries(best.entries) or 'not tuned yet: kvgen build'}")
+    typer.echo("---\n".join(part.to_yaml(model) for part in best.parts), nl=False)
+
+
+def _model(text: str, dtype: str | None) -> Model:
+    """The model of a name, a configuration or a shape. Raises BadParameter for what is none, UnsupportedError for what kvgen has not."""
+    from kvgen.accuracy.recommend import Model
+    from kvgen.errors import KvgenError, SpecError, UnsupportedError
+
+    if dtype is not None and dtype not in DTYPES:
+        raise typer.BadParameter(f"--dtype is one of {', '.join(DTYPES)}, not {dtype!r}")
+    try:
+        return Model.named(text)
+    except (SpecError, UnsupportedError):
+        raise
+    except KvgenError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _kinds(parts: list[Part]) -> str:
+    return " and ".join(f"{part.kind} ({part.layers})" for part in parts)
+
+
+def _entries(entries: list[Entry]) -> str:
+    return ", ".join(f"{entry.key} ({entry.device.get('name')})" for entry in entries)

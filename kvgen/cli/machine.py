@@ -1,0 +1,238 @@
+"""`kvgen doctor`: what this machine can build and run. `kvgen space`: the schedules that a spec may have."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvgen.cli.app import Exit, app
+from kvgen.cli.options import Arch, BackendNames, Json, SpecName, resolve_any_spec, resolve_backends
+from kvgen.cli.output import print_json, print_table
+
+if TYPE_CHECKING:
+    from kvgen.arch import Target
+    from kvgen.lower.base import Backend
+    from kvgen.lower.schedule import Params
+    from kvgen.registry import Store
+    from kvgen.spec import AnySpec
+
+EXAMPLES = 5
+"""Schedules that `kvgen space --explain --json` names for each reason."""
+
+
+@app.command()
+def space(
+    spec_name: SpecName,
+    explain: Annotated[bool, typer.Option("--explain", help="List what constraints and hints exclude, with reasons.")] = False,
+    schedules: Annotated[bool, typer.Option("--schedules", help="List every schedule.")] = False,
+    arch: Arch = None,
+    backend: BackendNames = None,
+    as_json: Json = False,
+) -> None:
+    """Show the search space of a spec: parameters, constraints, hints, sizes."""
+    from kvgen.errors import UnsupportedError
+    from kvgen.lower.backends import backends_for, refusal
+    from kvgen.spec.target import resolve
+
+    spec = resolve_any_spec(spec_name, arch)
+    target = resolve(spec.arch)
+    found: list[dict[str, Any]] = []
+    refusals: list[UnsupportedError] = []
+    for chosen in resolve_backends(backend) or backends_for(target):
+        if reason := refusal(chosen, spec, target):
+            refusals.append(UnsupportedError(chosen.name, reason))
+        else:
+            found.append(_space(spec, chosen, target, explain=explain, schedules=schedules))
+    if not found:
+        from kvgen.tune.contenders import no_backend
+
+        for other in refusals[1:]:
+            typer.echo(str(other), err=True)
+        raise refusals[0] if refusals else no_backend(target)
+    if as_json:
+        print_json({"spec": spec.name, "target": target, "spaces": found, "refused": [str(error) for error in refusals]})
+        return
+    for data in found:
+        _print_space(data)
+    for error in refusals:
+        typer.echo(str(error))
+
+
+def _space(spec: AnySpec, backend: Backend, target: Target, *, explain: bool, schedules: bool) -> dict[str, Any]:
+    space = backend.space(spec, target)
+    layouts = space.layouts()
+    data = {
+        **space.to_json(),
+        "defaults": {work.key: backend.default(spec, target, work).to_json() for work in spec.workloads},
+        "untuned": [schedule.to_json() for schedule in backend.defaults(spec, target)],
+        "layouts": len(layouts),
+        "launches": {work.key: sum(len(space.launches(layout, work)) for layout in layouts) for work in spec.workloads},
+    }
+    if schedules:
+        data["schedules"] = [schedule.to_json() for schedule in space.schedules()]
+    if explain:
+        data["excluded"] = _by_reason(space.excluded(), data["parameters"])
+        data["unsearched"] = _by_reason(space.unsearched(), data["parameters"])
+    return data
+
+
+def _by_reason(found: Iterable[tuple[Params, list[str]]], parameters: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Each reason, the number of schedules that it excludes, and a few of them. A layout stands for its schedules with all launches."""
+    of_launch = {p["name"]: len(p["values"]) for p in parameters if p["part"] == "launch"}
+    counts: Counter[str] = Counter()
+    examples: dict[str, list[dict[str, Any]]] = {}
+    for params, reasons in found:
+        for reason in reasons:
+            counts[reason] += 1 if of_launch.keys() & params.keys() else prod(of_launch.values())
+            if len(examples.setdefault(reason, [])) < EXAMPLES:
+                examples[reason].append(dict(params))
+    return [{"reason": reason, "schedules": count, "examples": examples[reason]} for reason, count in counts.most_common()]
+
+
+def _print_space(data: dict[str, Any]) -> None:
+    def words(schedule: dict[str, Any]) -> str:
+        return " ".join(f"{name}={value}" for part in ("layout", "launch") for name, value in schedule[part].items())
+
+    sizes = ", ".join(f"{count} at {key}" for key, count in data["launches"].items())
+    title = f"{data['backend']}: {data['size']} of {data['raw_size']} schedules, {data['layouts']} layouts; by workload: {sizes}"
+    rows = [(p["part"], p["name"], " ".join(map(str, p["values"])), p["doc"]) for p in data["parameters"]]
+    print_table(title, ["part", "parameter", "values", "meaning"], rows)
+    keys: dict[str, list[str]] = {}
+    for key, default in data["defaults"].items():
+        keys.setdefault(words(default), []).append(key)
+    for default, at in keys.items():
+        typer.echo(f"default at {', '.join(at)}: {default}")
+    for default in data["untuned"]:
+        typer.echo(f"where nothing is tuned: {words(default)}")
+    typer.echo("")
+    for schedule in data.get("schedules", ()):
+        typer.echo(words(schedule))
+    titles = {"excluded": "cannot be built", "unsearched": "can be built, not searched (build --all-schedules searches them)"}
+    for name, title in titles.items():
+        if reasons := data.get(name):
+            examples = [" ".join(f"{k}={v}" for k, v in one["examples"][0].items()) for one in reasons]
+            told = [(str(one["schedules"]), one["reason"], example) for one, example in zip(reasons, examples, strict=True)]
+            print_table(title, ["schedules", "because", "for example"], told, right=["schedules"])
+
+
+@app.command()
+def doctor(as_json: Json = False) -> None:
+    """Show compilers, GPU, back ends, extras, integrations, cache and registries here. Exit code 3 if no CPU kernel can be built."""
+    facts = examine()
+    if as_json:
+        print_json(facts)
+    else:
+        print_table("", ["", "", "what"], [("ok" if f["ok"] else "--", f["name"], f["detail"]) for f in facts["checks"]])
+        for name, path in facts["places"].items():
+            typer.echo(f"{name}: {path}")
+    if not facts["targets"]:
+        raise typer.Exit(Exit.NO_KERNEL)
+
+
+def examine() -> dict[str, Any]:
+    """The results of `doctor`: checks, folders, and the targets that can be built on this machine."""
+    from kvgen import __version__
+    from kvgen._nvml import gpu_capability
+    from kvgen.arch import GPUS
+    from kvgen.extras import EXTRAS
+    from kvgen.integrations.usable import INTEGRATIONS
+    from kvgen.lower.backends import NAMES
+    from kvgen.registry import stores, user_store
+    from kvgen.registry.device import here
+    from kvgen.toolchain import ArtifactCache
+    from kvgen.toolchain.compilers import find_gxx, find_nvcc
+
+    asked: dict[str, Callable[[], str]] = {
+        "g++": lambda: f"{find_gxx()} ({find_gxx().path})",
+        "nvcc": lambda: f"{find_nvcc()} ({find_nvcc().path})",
+        "CPU": lambda: f"{here('cpu')['name']}, {here('cpu')['threads']} threads",
+        "GPU": _gpu,
+        "torch": _torch,
+        **{f"back end {name}": partial(_backend, name) for name in NAMES},
+        **{f"kvgen[{extra}]": partial(_packages, extra, packages) for extra, packages in EXTRAS.items()},
+        **{f"integration {name}": ask for name, ask in INTEGRATIONS.items()},
+    }
+    checks = [_check(name, ask) for name, ask in asked.items()]
+    good = {check["name"] for check in checks if check["ok"]}
+    targets = ["cpu"] if {"g++", "back end cpu"} <= good else []
+    if "nvcc" in good and {"back end cuda", "back end tilelang"} & good:
+        targets += GPUS
+    places = {"cache": f"{ArtifactCache().root}{_unwritable(ArtifactCache().root)}"}
+    for store in stores():
+        unwritable = _unwritable(store.root) if store.name == user_store().name else ""
+        places[f"{store.name} registry"] = f"{store.root} ({_entries(store)}){unwritable}"
+    return {"kvgen": __version__, "checks": checks, "places": places, "targets": targets, "gpu_capability": gpu_capability()}
+
+
+def _check(name: str, ask: Callable[[], str]) -> dict[str, Any]:
+    from kvgen.errors import KvgenError
+
+    try:
+        return {"name": name, "ok": True, "detail": ask()}
+    except KvgenError as error:
+        return {"name": name, "ok": False, "detail": str(error)}
+
+
+def _gpu() -> str:
+    from kvgen._nvml import gpu_capability
+    from kvgen.arch import target_of
+    from kvgen.errors import ToolchainMissing
+    from kvgen.registry.device import here
+
+    capability = gpu_capability()
+    if capability is None:
+        raise ToolchainMissing("no NVIDIA GPU is visible: kernels for the CPU only, GPU kernels with --compile-only")
+    target = target_of(capability)
+    return f"{here(target).get('name')}, {target}, driver {here(target).get('driver')}"
+
+
+def _torch() -> str:
+    import torch
+
+    return f"{torch.__version__}, " + (f"CUDA {torch.version.cuda}" if torch.cuda.is_available() else "no CUDA device")
+
+
+def _backend(name: str) -> str:
+    from kvgen.errors import ToolchainMissing
+    from kvgen.lower.backends import get_backend
+
+    backend = get_backend(name)
+    if (reason := backend.missing()) is not None:
+        raise ToolchainMissing(reason)
+    return f"for {', '.join(backend.targets)}"
+
+
+def _packages(extra: str, packages: Sequence[str]) -> str:
+    from importlib.metadata import version
+
+    from kvgen.extras import require
+
+    require(f"kvgen[{extra}]", *packages)
+    return ", ".join(f"{package} {version(package)}" for package in packages)
+
+
+def _unwritable(folder: Path) -> str:
+    """That a folder, or the one in which it would be made, cannot be written; nothing where it can."""
+    there = next(place for place in (folder, *folder.parents) if place.exists())
+    if not there.is_dir():
+        return f": {there} is no folder"
+    return "" if os.access(there, os.W_OK) else f": {there} cannot be written"
+
+
+def _entries(store: Store) -> str:
+    """How many entries a store has, or why that is not known."""
+    from kvgen.errors import HostError
+
+    try:
+        entries = store.all()
+    except HostError as error:
+        return str(error)
+    damaged = sum(1 for one in entries if one.entry is None)
+    return f"{len(entries)} entries" + (f", {damaged} damaged" if damaged else "")

@@ -1,0 +1,125 @@
+"""torch, FlashInfer and ONNX Runtime as providers: they attend over what they say, and refuse what they cannot."""
+
+from __future__ import annotations
+
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any, Literal
+
+import pytest
+import torch
+
+from kvgen.bench.libraries import Codes, FlashInfer, OnnxGqa, TorchSdpa, providers
+from kvgen.bench.provider import Case
+from kvgen.errors import ToolchainMissing, UnsupportedError
+from kvgen.measure.job import TimingPolicy
+from tests.support.tuning import tiny_spec
+
+POLICY = TimingPolicy(seconds=0.001, warmup_seconds=0.0, samples=5, cold_bytes=0)
+LENGTH = 100
+"""The last page is not full."""
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvgen.bench.provider.cold_bytes", lambda _: 1)
+
+
+def case(q_len: int = 1, dtype: str = "float32", **attention: object) -> Case:
+    heads = {"q_heads": 6, "kv_heads": 2, "head_dim": 32, "dtype": dtype, "q_len": q_len, **attention}
+    spec = tiny_spec(attention=heads, workloads=[{"batch": 3, "kv_len": LENGTH, "q_len": q_len}])
+    return Case(spec, spec.workloads[0], "cpu", LENGTH)
+
+
+@pytest.mark.parametrize(("folded", "q_len"), [(False, 1), (True, 1), (False, 3)])
+def test_every_form_of_torch_is_the_same_causal_attention(folded: bool, q_len: int) -> None:
+    entrant = TorchSdpa("fp32", folded).prepare(case(q_len=q_len))
+    assert entrant.error() < 1e-5
+    assert entrant.nbytes == 2 * 3 * LENGTH * 2 * 32 * 4
+    assert all(sample > 0 for sample in entrant.sample(POLICY))
+
+
+def test_what_torch_cannot_say_is_refused() -> None:
+    for asked in (case(softcap=30.0), case(window=50), case(sinks=True)):
+        with pytest.raises(UnsupportedError, match="it knows no"):
+            TorchSdpa("fp32").prepare(asked)
+    with pytest.raises(UnsupportedError, match="several query tokens"):
+        TorchSdpa("fp32", folded=True).prepare(case(q_len=3))
+    assert TorchSdpa("fp32").prepare(case(window=100)).error() < 1e-5
+    assert len({f"{one.name} {one.backend}" for one in providers(tiny_spec(), "cpu")}) == 8
+
+
+class Wrapper:
+    """What FlashInfer does, by its documentation, in fp32: pages by `indptr` and `indices`, tokens by `last_page_len`."""
+
+    def __init__(self, workspace: torch.Tensor, layout: str, use_tensor_cores: bool) -> None:
+        assert (workspace.dtype, layout, use_tensor_cores) == (torch.uint8, "NHD", True)
+
+    def plan(self, indptr: Any, indices: Any, last: Any, q_heads: int, kv_heads: int, dim: int, page: int, **named: Any) -> None:
+        self.indptr, self.indices, self.last, self.group = indptr.tolist(), indices.long(), last.tolist(), q_heads // kv_heads
+        self.shape, self.named = (2, page, kv_heads, dim), named
+
+    def run(self, q: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
+        assert cache.shape[1:] == self.shape
+        assert (q.dtype, cache.dtype) == (self.named["q_data_type"], self.named["kv_data_type"])
+        assert (self.named["window_left"], self.named["logits_soft_cap"]) == (-1, None)
+        out = torch.empty_like(q)
+        for b, last in enumerate(self.last):
+            pages = cache[self.indices[self.indptr[b] : self.indptr[b + 1]]].float()
+            length = (len(pages) - 1) * self.shape[1] + last
+            k, v = (pages[:, i].flatten(0, 1)[:length].repeat_interleave(self.group, 1) for i in (0, 1))
+            scores = torch.einsum("hd,thd->ht", q[b].float(), k) * q.shape[-1] ** -0.5
+            out[b] = torch.einsum("ht,thd->hd", scores.softmax(-1), v).to(q.dtype)
+        return out
+
+
+@pytest.mark.parametrize("fp8", [False, True])
+def test_flashinfers_pages_hold_what_everybody_attends_over(fp8: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("flashinfer")
+    module.BatchDecodeWithPagedKVCacheWrapper = Wrapper  # type: ignore[attr-defined]
+    module.__spec__ = ModuleSpec("flashinfer", None)
+    monkeypatch.setitem(sys.modules, "flashinfer", module)
+    entrant = FlashInfer(fp8).prepare(case(dtype="float16"))
+    assert entrant.nbytes == 2 * 3 * LENGTH * 2 * 32 * (1 if fp8 else 2), "whole pages would be more"
+    assert entrant.error() < 1e-3
+    assert min(entrant.sample(POLICY)) > 0
+    for asked in (case(q_len=2, dtype="float16"), case(dtype="float32")):
+        with pytest.raises(UnsupportedError, match="one query token of a 16-bit type"):
+            FlashInfer().prepare(asked)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_codes_read_back_to_half_a_step_and_lie_by_heads(bits: int) -> None:
+    x = torch.randn(2, 5, 3, 8, generator=torch.Generator().manual_seed(1))
+    codes = Codes(x, bits)
+    assert ((codes.read_back() - x).abs() <= codes.scale / 2 * 1.001).all()
+    assert codes.packed.shape == (2, 3, 5, 8 * bits // 8)
+    first = codes.packed[1, 2, 4]
+    if bits == 4:
+        first = torch.stack([first & 15, first >> 4], -1).flatten().to(torch.int8) - 8
+    assert torch.equal(first, codes.codes[1, 4, 2])
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("parts", [{}, {"window": 33, "softcap": 5.0}], ids=["plain", "window"])
+def test_onnx_runtime_attends_over_its_codes(bits: Literal[8, 4], parts: dict[str, float]) -> None:
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnx")
+    entrant = OnnxGqa(bits).prepare(case(**parts))
+    assert entrant.nbytes == 2 * 3 * LENGTH * 2 * 32 * bits // 8
+    assert entrant.error() < 1e-5
+    assert min(entrant.sample(POLICY)) > 0
+
+
+def test_libraries_that_are_not_installed_or_not_asked_are_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvgen.extras.find_spec", lambda _: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(ToolchainMissing, match=r"pip install 'kvgen\[onnxruntime\]'"):
+        OnnxGqa(8).prepare(case())
+    with pytest.raises(ToolchainMissing, match="flashinfer is not installed"):
+        FlashInfer().prepare(case())
+    monkeypatch.setattr("kvgen.bench.libraries.require", lambda *_: None)
+    for asked in (case(q_len=4), case(sinks=True)):
+        with pytest.raises(UnsupportedError, match="rows are for one query token, without sinks"):
+            OnnxGqa(4).prepare(asked)

@@ -1,0 +1,130 @@
+"""`kvgen build`: options, progress, the JSON of several specs, places that cannot be written."""
+
+from __future__ import annotations
+
+import errno
+import io
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from kvgen.cli.build import ProgressView, line, table
+from kvgen.errors import HostError, ToolchainMissing
+from kvgen.spec import KernelSpec
+from kvgen.tune.progress import Best, Progress
+from tests.support.commands import TINY
+
+SEEN = Progress(
+    "measuring",
+    "cpu[block=64 | threads=2]",
+    7,
+    20,
+    3,
+    Counter(crash=1, wrong=2),
+    {"1x4096": Best(80.0, "cpu[block=64]", 100.0), "1x128": Best(1500.0, "cpu[block=32]", None)},
+    12.0,
+    30.0,
+)
+
+
+def test_progress_tells_best_trials_failures_and_time(capsys: pytest.CaptureFixture[str]):
+    assert line("tiny", SEEN) == (
+        "tiny: measuring, 7 of 20 measured, 3 known, failed: 1 crash, 2 wrong, 12 s, 30 s left; best 1x128 1.5 ms, 1x4096 80 µs"
+    )
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(table("tiny", SEEN))
+    text = console.export_text()
+    assert "1.25x" in text
+    assert "cpu[block=64]" in text
+    for quiet, lines in ((False, 1), (True, 0)):
+        with ProgressView("tiny", quiet=quiet) as view:
+            view(SEEN)
+            view(SEEN)
+        assert capsys.readouterr().err.count("\n") == lines
+
+
+def test_a_line_that_cannot_be_written_ends_no_build(monkeypatch: pytest.MonkeyPatch):
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(errno.ENOSPC, text)
+
+    monkeypatch.setattr("sys.stderr", Full())
+    with ProgressView("tiny") as view:
+        view(SEEN)
+
+
+@pytest.mark.parametrize(("words", "built"), [((), "tuner.tune"), (("--compile-only",), "compile_only.compile_space")])
+@pytest.mark.parametrize(
+    ("error", "code", "said"), [(HostError("no space is left"), 3, "no space is left"), (KeyboardInterrupt(), 130, "interrupted")]
+)
+def test_a_spec_that_fails_leaves_the_json_of_those_before_it(
+    kvgen: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...],
+    built: str,
+    error: BaseException,
+    code: int,
+    said: str,
+):
+    def build(spec: KernelSpec, **_: object) -> SimpleNamespace:
+        if spec.name == "other":
+            raise error
+        return SimpleNamespace(to_json=lambda: {"spec": spec.name}, interrupted=False)
+
+    monkeypatch.setattr(f"kvgen.tune.{built}", build)
+    (tmp_path / "other.yaml").write_text(TINY.replace("name: tiny", "name: other"))
+    both, alone = (kvgen("build", *specs, "--json", *words) for specs in (("tiny.yaml", "other.yaml"), ("other.yaml",)))
+    for answer in (both, alone):
+        assert (answer.code, answer.err) == (code, f"kvgen: {said}\n")
+    assert alone.json() == {"error": {"kind": type(error).__name__, "message": said, "exit": code}}
+    assert both.json() == [{"spec": "tiny"}, alone.json()]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("--jobs", 2), 2, "--compile-only"),
+        (("--compile-only", "--trials", 4), 2, "--compile-only"),
+        (("--compile-only", "--fresh"), 2, "--compile-only"),
+        (("--devices", "0,1"), 2, "--devices names GPUs, and this build is for cpu"),
+        (("--devices", "all"), 2, "--devices names GPUs, and this build is for cpu"),
+        (("--backend", "cpu", "--arch", "sm90"), 3, "cpu back end does not support this spec: it does not target sm90"),
+    ],
+)
+def test_options_without_effect_are_refused(kvgen: Any, words: tuple[object, ...], code: int, said: str):
+    answer = kvgen("build", "tiny.yaml", *words)
+    assert answer.code == code
+    assert said in answer.said
+
+
+def test_a_target_without_gpu_or_compiler_says_all_that_is_missing(kvgen: Any, monkeypatch: pytest.MonkeyPatch):
+    from kvgen.runtime import device
+    from kvgen.toolchain import compilers
+
+    def no_nvcc() -> None:
+        raise ToolchainMissing("nvcc was not found")
+
+    monkeypatch.setattr(device, "gpu_capability", lambda: None)
+    monkeypatch.setattr(compilers, "find_nvcc", no_nvcc)
+    answer = kvgen("build", "bitdecoding-int4", "--arch", "sm90", "--backend", "cuda")
+    assert answer.code == 3
+    assert "nvcc was not found" in answer.err
+    assert "no NVIDIA GPU is visible" in answer.err
+
+
+def test_places_that_cannot_be_written_are_named_before_anything_is_measured(kvgen: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "file").touch()
+    for variable in ("KVGEN_REGISTRY_DIR", "KVGEN_CACHE_DIR"):
+        with monkeypatch.context() as patch:
+            patch.setenv(variable, str(tmp_path / "file" / "x"))
+            for words in (("build", "tiny.yaml"), ("build", "tiny.yaml", "--compile-only")):
+                answer = kvgen(*words)
+                assert answer.code == 3
+                assert f"{tmp_path}/file/x" in answer.err
+                assert answer.err.rstrip().endswith("Not a directory")
+                assert "measur" not in answer.err

@@ -1,0 +1,175 @@
+"""`kvgen presets`, `schema`, `accuracy`, `spec` and `recommend`: what they print, write and refuse."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvgen.accuracy import formats
+from kvgen.accuracy.recommend import MODELS
+from kvgen.cli.output import describe
+from kvgen.registry import packaged_store
+from kvgen.registry.store import Store
+from kvgen.spec import load_spec
+from tests.support.commands import ROOT
+
+
+def test_presets_and_schema_describe_the_language(kvgen: Any) -> None:
+    assert kvgen("presets", "--json").json()["kivi-int2"]["key"]["bits"] == 2
+    assert "bits: 2" in kvgen("presets", "kivi-int2").out
+    assert kvgen("schema").json() == json.loads((ROOT / "docs" / "kvgen-spec.schema.json").read_text())
+
+
+def test_formats_that_differ_are_described_differently() -> None:
+    specs = [load_spec(file) for file in sorted((ROOT / "examples").glob("*.yaml"))]
+    specs += [load_spec({**specs[0].to_json(), **change}) for change in ({"cache": {"rollback": 8}}, {"cache": {"local": 64}})]
+    described = {spec.format_id: describe(spec) for spec in (*specs, *formats.suite().values())}
+    assert len(set(described.values())) == len(described)
+
+
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Errors that are there at once, instead of those of seeded data."""
+    errors = {"relative_l2": 0.1, "cosine": 0.99, "weights_l1": 0.05}
+    monkeypatch.setattr(formats, "format_quality", lambda spec: {"normal": errors, "structured": errors, "kv_len": 4096})
+
+
+def test_accuracy_prints_and_writes_a_row_of_every_format(kvgen: Any, figures: None, tmp_path: Path) -> None:
+    answer = kvgen("accuracy", "--csv", "new/a.csv")
+    assert answer.code == 0
+    assert all(name in answer.out for name in formats.suite())
+    assert set(formats.read_table(tmp_path / "new" / "a.csv").index) == set(formats.suite())
+    (row,) = kvgen("accuracy", "tiny.yaml", "--json").json()
+    assert (row["format"], row["bits"], row["structured_weights_l1"]) == ("tiny", 6.0, 0.05)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["no-such-format"], 2, "is neither a file nor a format; formats: "),
+        (["kitty", "kitty"], 2, "two specs are called"),
+        (["k4v2", "--csv", "tiny.yaml/a.csv"], 3, "kvgen: cannot write tiny.yaml"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_is_computed(
+    kvgen: Any, monkeypatch: pytest.MonkeyPatch, words: list[str], code: int, said: str
+) -> None:
+    monkeypatch.setattr(formats, "format_quality", lambda _: pytest.fail("it was computed"))
+    answer = kvgen("accuracy", *words)
+    assert answer.code == code
+    assert said in answer.said
+
+
+def test_recommend_lists_formats_and_prints_the_spec_of_the_best(kvgen: Any) -> None:
+    answer = kvgen("recommend", "llama-3.1-8b", "--budget-bytes-per-token", "36000")
+    assert answer.code == 0
+    assert kvgen("recommend", "llama-3.1-8b", "--budget-bytes-per-token", "36KB").out == answer.out
+    assert "int8-per-channel" not in answer.out
+    spec = load_spec(answer.out[answer.out.index("# bitdecoding-int4") :])
+    assert (spec.key.bits, spec.attention.kv_heads) == (4, 8)
+
+
+def test_recommend_by_error_takes_the_smallest(kvgen: Any) -> None:
+    data = kvgen("recommend", "32x32/8x128", "--max-error", "0.3", "--json").json()
+    sizes = {item["name"]: item["bytes_per_token"] for item in data["formats"]}
+    assert data["best"] == min(sizes, key=lambda name: sizes[name]) == "bitdecoding-int4"
+    assert all(item["error"] <= 0.3 for item in data["formats"])
+
+
+def test_times_of_recommend_are_of_the_models_own_heads(kvgen: Any) -> None:
+    """An H200's entries are of Llama-3.1-8B's heads in float16: no other model has their times."""
+
+    def times(*words: str) -> dict[str, list[float | None]]:
+        return {item["name"]: item["step_us"] for item in kvgen("recommend", *words, "--max-error", "100", "--json").json()["formats"]}
+
+    assert times("llama-3.1-8b", "--dtype", "float16")["bitdecoding-int4"][0] is not None
+    assert set(map(str, times("gpt-oss-20b").values())) == {"[None, None]"}
+
+
+GPT_OSS = {
+    "model_type": "gpt_oss", "head_dim": 64, "num_attention_heads": 64, "num_hidden_layers": 24, "num_key_value_heads": 8,
+    "sliding_window": 128, "layer_types": ["sliding_attention", "full_attention"] * 12, "torch_dtype": "bfloat16",
+}  # fmt: skip
+
+
+def test_each_kind_of_layer_has_a_spec_that_loads(kvgen: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "gpt oss"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(GPT_OSS))
+    want = {"full": (None, True), "sliding": (128, True)}
+    for model, name in ((folder, "gpt-oss"), (folder / "config.json", "gpt-oss"), ("gpt-oss-20b", "gpt-oss-20b")):
+        assert kvgen("spec", model, "-o", tmp_path / name).code == 0
+        files = {file.stem: load_spec(file) for file in sorted((tmp_path / name).iterdir())}
+        assert list(files) == [f"{name}-bitdecoding-int4-{kind}" for kind in want]
+        for stem, spec in files.items():
+            kind = stem.rsplit("-", 1)[1]
+            assert (spec.attention.window, spec.attention.sinks) == want[kind]
+            assert (spec.attention.q_heads, spec.attention.head_dim, spec.value.group) == (64, 64, 64)
+            out = kvgen("spec", model, "--layers", f"{kind}_attention").out
+            assert load_spec(out) == spec == load_spec(kvgen("spec", model, "--layers", f"{kind}_attention", "--json").json())
+            assert "# value.group is 64: that of the preset bitdecoding-int4, 128, does not divide head_dim (64)" in out
+
+
+def test_a_scale_of_the_model_is_told_beside_the_spec_and_mla_is_refused(kvgen: Any, tmp_path: Path) -> None:
+    config = {"model_type": "granite", "num_hidden_layers": 2, "num_attention_heads": 8, "head_dim": 64, "torch_dtype": "float32"}
+    file = tmp_path / "granite.json"
+    file.write_text(json.dumps({**config, "attention_multiplier": 0.0625}))
+    out = kvgen("spec", file).out
+    assert "argument of calls: kernel.decode(..., scale=0.0625)" in out
+    assert (load_spec(out).name, load_spec(out).attention.dtype) == ("granite-bitdecoding-int4", "float32")
+    file.write_text(json.dumps({**config, "model_type": "deepseek_v3", "kv_lora_rank": 512}))
+    answer = kvgen("spec", file)
+    assert answer.code == 3
+    assert "deepseek_v3: the model has latent attention (MLA), which kvgen has not" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["recommend", "llama-3.1-8b"], 2, "give --budget-bytes-per-token or --max-error"),
+        (["spec", "nonsense"], 2, "'nonsense' is neither a config.json, nor its folder, nor layers"),
+        (["spec", "llama-3.1-8b", "--format", "k3v3"], 2, "there is no format"),
+        (["spec", "llama-3.1-8b", "--dtype", "int8"], 2, "--dtype is one of float16, bfloat16, float32"),
+        (["spec", "gpt-oss-20b"], 2, "have 2 specs, sliding_attention (12) and full_attention (12): write a file for each"),
+        (["spec", "gpt-oss-20b", "--format", "kitty"], 2, "attention.window (128) never looks back"),
+        (["spec", "llama-3.1-8b", "--layers", "sliding_attention"], 2, "no layers of type sliding_attention, but full_attention"),
+        (
+            ["recommend", "llama-3.1-8b", "--budget-bytes-per-token", "36X"],
+            2,
+            "is no size of at least one byte",
+        ),
+        (["recommend", "llama-3.1-8b", "--budget-bytes-per-token", "5"], 3, "fits llama-3.1-8b: the smallest takes 18432 bytes per token"),
+        (["recommend", "llama-3.1-8b", "--max-error", "0"], 3, "the least error is 0.0161"),
+        (["recommend", "llama-3.1-8b", "--max-error", "1", "--table", "none.csv"], 3, "none.csv"),
+        (["recommend", "llama-3.1-8b", "--max-error", "1", "--table", "tiny.yaml"], 3, "tiny.yaml is no table of `kvgen accuracy --csv`"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_a_reason(kvgen: Any, words: list[str], code: int, said: str) -> None:
+    answer = kvgen(*words)
+    assert answer.code == code
+    assert said in answer.said
+
+
+def test_a_table_is_read_with_a_bound(kvgen: Any, tmp_path: Path) -> None:
+    with (tmp_path / "endless.csv").open("w") as file:
+        os.truncate(file.fileno(), 1 << 40)
+    answer = kvgen("recommend", "llama-3.1-8b", "--max-error", "1", "--table", "endless.csv")
+    assert answer.code == 3
+    assert "endless.csv has more than" in answer.said
+
+
+def test_the_page_names_every_model_of_recommend() -> None:
+    page = (ROOT / "docs" / "cli.md").read_text()
+    assert [name for name in MODELS if f"`{name}`" not in page] == []
+
+
+def test_show_tells_the_quality_of_an_entry(kvgen: Any, tmp_path: Path) -> None:
+    entry = next(one.entry for one in packaged_store().all() if one.entry is not None and one.entry.spec.name == "kitty")
+    assert "structured data L2 0.85" in kvgen("show", entry.key).out
+    Store(tmp_path / "registry").put(replace(entry, quality=None))
+    assert "data L2" not in kvgen("show", entry.key).out
