@@ -57,11 +57,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'kvgen' has no attribute {name!r}")
     from importlib import import_module
 
-    from kvgen._collect import resting
-
-    with resting():
-        value = getattr(import_module(home), name)
-    globals()[name] = value
+    value = globals()[name] = getattr(import_module(home), name)
     return value
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from kvgen._collect import resting
 from kvgen.errors import SpecError, SpecIssue
 from kvgen.registry.select import select
 from kvgen.spec import AnySpec, KernelSpec, MatrixSpec, load_any_spec, load_spec
@@ -86,23 +85,20 @@ def forget() -> None:
 
 def _fetch(spec: AnySpec) -> Kernel | MatrixKernel:
     """From a spec to its kernel: the target, the entry, its compiled modules, the kernel over them. Raises as `get_kernel` does."""
-    with resting():
-        from kvgen.registry.default import serving_entry
-        from kvgen.runtime.device import require_device
+    from kvgen.registry.default import serving_entry
+    from kvgen.runtime.device import require_device
 
-        target = resolve(spec.arch)
-        require_device(target)
-        entry, selection = serving_entry(spec, target, select(spec, target))
-    # This may take minutes, in which the program's own garbage is collected.
+    target = resolve(spec.arch)
+    require_device(target)
+    entry, selection = serving_entry(spec, target, select(spec, target))
     built = _verified(entry)
-    with resting():
-        if isinstance(spec, MatrixSpec):
-            from kvgen.api.matrix import MatrixKernel
+    if isinstance(spec, MatrixSpec):
+        from kvgen.api.matrix import MatrixKernel
 
-            return MatrixKernel.of(spec, entry, selection, built)
-        from kvgen.api.kernel import Kernel
+        return MatrixKernel.of(spec, entry, selection, built)
+    from kvgen.api.kernel import Kernel
 
-        return Kernel.of(spec, entry, selection, built)
+    return Kernel.of(spec, entry, selection, built)
 
 
 def _verified(entry: Entry) -> dict[str, Path]:

@@ -13,8 +13,8 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 import torch
 
 from kvgen.runtime import checks, extend
-from kvgen.runtime.arguments import Arguments
 from kvgen.runtime.calls import SHARED, Calls
+from kvgen.runtime.checks import Arguments
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.module import Module, load
 from kvgen.runtime.sequences import CallOrder, OverflowFlag
@@ -223,7 +223,7 @@ class Attention(torch.nn.Module):
         self.call_order = _call_orders[cache.packed.data_ptr()] = cache.call_order
         _overflows[cache.call_order] = cache.sequences.overflow
         attention = kernel.spec.attention
-        self.scale = kernel.scale if scale is None else checks.scale(scale, attention.softcap)
+        self.scale = kernel.scale if scale is None else checks.finite_scale(scale, attention.softcap)
         self.max_len = cache.max_len
         self.most_q, self.softcap, self.window = attention.q_len, attention.softcap, attention.window
         _modules[self.module], _arguments[self.module] = launch.module, arguments

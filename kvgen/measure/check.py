@@ -122,19 +122,19 @@ class Checker:
         other tokens of these must have been kept.
         """
         sequences, (k, v, new) = cache.sequences, scenario.chunks[-1]
-        known = sequences.bound, sequences.uniform, sequences.loose
+        known = sequences.bound, sequences.uniform
         counts = [min(count, self.variant.spec.cache.rollback) for count in new]
         cache.crop(counts)
         first = torch.tensor([count - again for count, again in zip(new, counts, strict=True)], device=k.device)
         rows = (first[:, None] + torch.arange(max(counts), device=k.device)).clamp(max=k.shape[1] - 1)
         batch = torch.arange(len(new), device=k.device)[:, None]
         self._prefill(cache, k[batch, rows], v[batch, rows], counts, 3)
-        sequences.bound, sequences.uniform, sequences.loose = known  # lengths are what they were, so that the same launches follow
+        sequences.bound, sequences.uniform = known  # lengths are what they were, so that the same launches follow
 
     def _cropped_no_further(self, cache: KVCache) -> None:
         """Crops without new tokens between them count together: after one of all drafts, another is refused."""
         sequences, before = cache.sequences, cache.lengths.clone()
-        known = sequences.bound, sequences.uniform, sequences.loose
+        known = sequences.bound, sequences.uniform
         refused = False
         try:
             cache.crop([1] * cache.batch)
@@ -145,7 +145,7 @@ class Checker:
             refused = True
         if not refused or not torch.equal(cache.lengths, before):
             raise CheckError("a crop that goes beyond cache.rollback, with the one before it, is not refused")
-        sequences.bound, sequences.uniform, sequences.loose = known  # so that the same launches follow
+        sequences.bound, sequences.uniform = known  # so that the same launches follow
 
     def _long_prefill(self) -> None:
         """Compare every block of a long prompt with the reference's, packed and unpacked."""
@@ -185,7 +185,7 @@ class Checker:
                     cache.crop(step.crop)
         graph.replay()
         self._steps(scenario, " in a graph", outputs)
-        cache.sequences.captured = cache.sequences.diverges = False  # the graph is not replayed again
+        cache.sequences.captured = False  # the graph is not replayed again
 
     def _poisoned_cache(self, scenario: Scenario) -> KVCache:
         """A cache whose memory is all NaN, with shuffled pages and gaps between them, whose block table is a part of a wider one."""
@@ -284,12 +284,12 @@ class _Before:
         sequences = cache.sequences
         self._changing = [x for x in (*cache.tensors[:4], sequences.least) if x is not None]
         self._kept = [x.clone() for x in self._changing]
-        self._known = sequences.bound, sequences.uniform, sequences.loose
+        self._known = sequences.bound, sequences.uniform
 
     def restore(self, cache: KVCache) -> None:
         for mine, old in zip(self._changing, self._kept, strict=True):
             mine.copy_(old)
-        cache.sequences.bound, cache.sequences.uniform, cache.sequences.loose = self._known
+        cache.sequences.bound, cache.sequences.uniform = self._known
 
 
 def _held(which: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

@@ -22,7 +22,7 @@ from kvgen.lower.base import Source
 from kvgen.measure.device import cold_bytes
 from kvgen.measure.job import TimingPolicy
 from kvgen.measure.timer import timer_for
-from kvgen.runtime.huge_pages import new_bytes
+from kvgen.runtime.kvcache import new_bytes
 from kvgen.runtime.module import load_library
 from kvgen.toolchain.artifact import Artifact
 from kvgen.toolchain.cache import ArtifactCache

@@ -19,8 +19,8 @@ from kvgen.measure.compare import NAN_BYTE, Comparison, poisoned
 from kvgen.measure.filled import Output, SparseCache, most_reserved, reserved, reserved_blocks
 from kvgen.measure.job import CheckPolicy
 from kvgen.measure.scenario import query_lengths
+from kvgen.runtime.executable import Plan
 from kvgen.runtime.kvcache import KVCache
-from kvgen.runtime.plan import Plan
 from kvgen.runtime.variant import Variant
 from kvgen.spec import KernelSpec
 from kvgen.verify.cache import ReferenceCache

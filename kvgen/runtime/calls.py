@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from kvgen.runtime import allocate, checks
-from kvgen.runtime.arguments import Arguments, New
-from kvgen.runtime.executable import Executable
+from kvgen.runtime import checks, kvcache
+from kvgen.runtime.checks import Arguments, New
+from kvgen.runtime.executable import Executable, Plan
 from kvgen.runtime.kvcache import KVCache
-from kvgen.runtime.plan import Plan
 from kvgen.spec.dispatch import Dispatch
 
 if TYPE_CHECKING:
@@ -80,17 +79,15 @@ class Calls:
         if like is not None:
             if any(given is not None for given in (batch, max_len, device, block_table, pages)):
                 raise TypeError("new_cache(like=...) takes everything else from the other cache")
-            cache = allocate.cache_like(self.spec, self.layout, like)
+            cache = kvcache.cache_like(self.spec, self.layout, like)
         elif batch is None or max_len is None:
             raise TypeError("new_cache needs batch and max_len, or like=")
         else:
-            size = allocate.CacheSize.of(batch, max_len, pages)
-            if block_table is not None and not isinstance(block_table, torch.Tensor):
-                raise TypeError(f"block_table must be a torch tensor, not {type(block_table).__name__}")
-            if device is None and block_table is not None:
-                device = block_table.device
+            if block_table is not None:
+                checks.plain("block_table", block_table)
+            where = self._device(block_table.device if device is None and block_table is not None else device)
             module = self._distinct[0].module
-            cache = allocate.new_cache(self.spec, self.layout, module, size, block_table, self._device(device))
+            cache = kvcache.new_cache(self.spec, self.layout, module, batch, max_len, pages, block_table, where)
         self.prepare(cache)
         return cache
 
@@ -135,14 +132,13 @@ class Calls:
         """
         self._arguments.cache(cache)
         checks.eager()
-        tokens, new, longest, uniform = self._arguments.filling(cache, k, v, lengths, finite=check_finite)
         sequences = cache.sequences
+        tokens = self._arguments.filling(cache, k, v, finite=check_finite)
+        new, longest, uniform = checks.lengths("lengths", lengths, cache.batch, tokens, "the tokens of k", cache.device)
         if advance and sequences.shared:
             raise ValueError(SHARED.format(call="prefill", way="prefill(..., advance=False) in every layer, then cache.advance(lengths)"))
         launch = self._only or self._launch(cache, cache.bound, 1)
-        with sequences.call_order.lock:
-            if cache.gpu is not None:
-                sequences.call_order.follow(cache.gpu)  # before the device is asked for lengths
+        with sequences.in_order():
             sequences.check()
             bound = sequences.after(longest, None if uniform else new)
             if not tokens:
@@ -177,18 +173,19 @@ class Calls:
         which is extend attention and takes no plan, and on numbers below 0.
         """
         self._arguments.cache(cache)
-        checks.eager()
         q_len = checks.whole("q_len", q_len, 1)
         if q_len > self._most_q:
-            raise ValueError(_no_plan(q_len, self._most_q, append=append))
+            way = f"decode(..., advance=False) in every layer, then cache.advance([{q_len}] * batch)" if append else "attend(q, cache)"
+            raise ValueError(
+                f"q_len ({q_len}) is more than the spec's attention.q_len ({self._most_q}): more tokens are extend attention, which takes "
+                f"no plan: {way}"
+            )
         if bound is not None:
             bound = checks.whole("bound", bound, 0)
         if tokens is not None:
             tokens = checks.whole("tokens", tokens, 0)
         sequences, grown = cache.sequences, q_len if append else 0
-        with sequences.call_order.lock:
-            if cache.gpu is not None:
-                sequences.call_order.follow(cache.gpu)
+        with sequences.in_order():
             sequences.check()
             known = sequences.after(grown)
             capturing = sequences.capturing
@@ -262,14 +259,11 @@ class Calls:
         Raises CacheMismatch for a cache of another layout.
         """
         self._arguments.cache(cache)
-        checks.eager()
         for name, given in (("k", k), ("v", v)):
             if given is not None:
                 checks.plain(name, given)
         sequences, attention = cache.sequences, self.spec.attention
-        with sequences.call_order.lock:
-            if cache.gpu is not None:
-                sequences.call_order.follow(cache.gpu)
+        with sequences.in_order():
             if k is None or v is None:
                 longest = sequences.max_len if sequences.capturing else int(sequences.lengths.max())
                 shape = (cache.batch, max(1, longest), attention.kv_heads, attention.head_dim)
@@ -332,7 +326,8 @@ class Calls:
                 try:
                     launch.run(q, new, cache, out, lse, sinks, workspace, scale, bound or 1, plan, advance=advance)
                 except Exception:
-                    arguments.tensors(q, new, cache, out)  # names the argument, which the module cannot
+                    arguments.inputs(q, new, cache.batch, cache.device)  # names the argument, which the module cannot
+                    checks.output("out", out, q.shape, self.dtype, cache.device)
                     raise
             if advance:
                 sequences.appended(bound)
@@ -368,14 +363,6 @@ class Calls:
             length = bound
         elif cache.sequences.capturing:
             length = cache.max_len  # the graph is replayed while the cache grows
-        if total is None and (equal or cache.sequences.uniform):
+        if total is None and (equal or cache.sequences.uniform or cache.batch == 1):
             total = cache.batch * length
         return self._launches[self._dispatch.launch(cache.batch, length, min(tokens, self._most_q), total, equal=equal)]
-
-
-def _no_plan(q_len: int, most: int, *, append: bool) -> str:
-    """Why there is no plan for so many query tokens, and what to call instead."""
-    way = (
-        f"decode(..., advance=False) in every layer, then cache.advance([{q_len}] * batch)" if append else "attend(q, cache) without a plan"
-    )
-    return f"q_len ({q_len}) is more than the spec's attention.q_len ({most}): more tokens are extend attention, which takes no plan: {way}"

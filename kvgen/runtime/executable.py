@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 from uuid import uuid4
 
 import torch
 
 from kvgen.errors import CacheMismatch
-from kvgen.runtime.huge_pages import memory_for
-from kvgen.runtime.kvcache import KVCache
+from kvgen.runtime.kvcache import KVCache, memory_for
 from kvgen.runtime.module import Module
 from kvgen.runtime.sequences import Sequences
-
-if TYPE_CHECKING:
-    from kvgen.runtime.plan import Plan
 
 
 class Executable:
     """One module; several executables, of one module too, may share caches of one layout."""
-
-    __slots__ = ("_most_q", "_plan_sizes", "key", "module")
 
     def __init__(self, module: Module, most_q: int) -> None:
         """`most_q` is the number of query tokens that the module is compiled for."""
@@ -29,7 +23,7 @@ class Executable:
         self.key = uuid4().hex
         """Names its workspaces, in any process."""
         self._most_q = most_q
-        self._plan_sizes: dict[tuple[int | None, int, int], int] = {}
+        self._plan_sizes: dict[tuple[int | None, int, int, int], int] = {}
 
     def workspace(self, cache: KVCache) -> torch.Tensor:
         """The workspace for a cache, and for all caches that share its sequences; allocated once.
@@ -40,7 +34,7 @@ class Executable:
         if workspace is None:
             if cache.sequences.capturing:
                 raise CacheMismatch("the cache has no workspace for this kernel yet: call prepare(cache) before the graph is captured")
-            with on(cache.gpu):
+            with _on(cache.gpu):
                 size = int(self.module.workspace_bytes(cache.batch, cache.max_len, self._most_q))
             with memory_for(f"a workspace for {cache.batch} x {cache.max_len} tokens", size, cache.device):
                 workspace = torch.zeros(max(16, size), dtype=torch.uint8, device=cache.device)
@@ -55,10 +49,10 @@ class Executable:
 
     def plan(self, sequences: Sequences, q_len: int, *, append: bool, skip_empty: bool) -> torch.Tensor:
         """The numbers of a plan, which the device computes: int32, as `docs/abi.md` says."""
-        key = (sequences.gpu, sequences.batch, q_len)  # it depends on the GPU's number of multiprocessors
+        key = (sequences.gpu, sequences.batch, sequences.max_len, q_len)  # it depends on the GPU's number of multiprocessors
         size = self._plan_sizes.get(key)
         if size is None:
-            with on(sequences.gpu):
+            with _on(sequences.gpu):
                 size = self._plan_sizes[key] = int(self.module.plan_size(sequences.batch, sequences.max_len, q_len))
         numbers = torch.empty(size, dtype=torch.int32, device=sequences.lengths.device)
         self.module.plan(sequences.lengths, numbers, q_len, int(append), int(skip_empty), sequences.max_len, sequences.overflow.address)
@@ -102,6 +96,44 @@ class Executable:
             )  # fmt: skip
 
 
-def on(gpu: int | None) -> torch.cuda.device | nullcontext[None]:
+def _on(gpu: int | None) -> torch.cuda.device | nullcontext[None]:
     """The device context for functions of a module that take no tensor."""
     return torch.cuda.device(gpu) if gpu is not None else nullcontext()
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """Which KV tiles each CTA attends to in a step, for one launch and the lengths of one moment.
+
+    `Kernel.plan` makes it. It is valid until lengths change: in every layer of a step, before `cache.advance`. One that was captured in a
+    CUDA graph is valid within that graph, whose replays compute it anew.
+    """
+
+    launch: Executable
+    sequences: Sequences
+    q_len: int
+    append: bool
+    """Whether it is for `decode`, which appends q_len tokens, or for `attend`."""
+    bound: int
+    """No length exceeds it after the step."""
+    numbers: torch.Tensor | None
+    """int32, as `docs/abi.md` says; None for the static scheduler."""
+    version: int
+    captured: bool
+
+    def check(self, launch: Executable, sequences: Sequences, q_len: int, *, append: bool) -> None:
+        """Raises ValueError if the plan was made for another call."""
+        if self.launch is not launch:
+            raise ValueError("the plan was made by another kernel")
+        if self.sequences is not sequences:
+            raise ValueError("the plan was made for another cache, which does not share these lengths")
+        if self.q_len != q_len or self.append != append:
+            made, taken = (f"{'decode' if a else 'attend'} with {n} query tokens" for a, n in ((self.append, self.q_len), (append, q_len)))
+            raise ValueError(f"the plan was made for {made}, and the call is {taken}")
+        if self.captured != sequences.capturing:
+            where = (
+                "within a CUDA graph, whose replays compute it" if self.captured else "outside of this CUDA graph: replays would not follow"
+            )
+            raise ValueError(f"the plan was made {where}")
+        if self.version != sequences.version:
+            raise ValueError("the plan was made before lengths changed: make one for every step")

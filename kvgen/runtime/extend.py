@@ -11,8 +11,8 @@ The host waits once per call for the lengths, while the device dequantizes. If t
 captured, or if cuDNN is disabled (`torch.backends.cuda.enable_cudnn_sdp`), it does not wait, and flash attention computes everything.
 
 With a sliding window flash attention computes everything; it skips the tokens before the window. torch's kernels know no soft cap. With
-one, plain matrix products compute scores and outputs in float32 (`kvgen.runtime.capped`), some queries at a time; they run at the rate of
-float32 products, far below that of flash attention. Learned sink logits join the softmax at the end: the output is multiplied by
+one, plain matrix products compute scores and outputs in float32 (`_capped`), some queries at a time; they run at the rate of float32
+products, far below that of flash attention. Learned sink logits join the softmax at the end: the output is multiplied by
 sigmoid(LSE - sink), and the LSE becomes logaddexp(LSE, sink).
 """
 
@@ -23,7 +23,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from kvgen.runtime import capped
 from kvgen.runtime.kvcache import Tensors
 from kvgen.runtime.module import Module
 
@@ -37,6 +36,8 @@ one size share plans; any other number of tokens would wait for a plan of its ow
 """
 DEQUANTIZED_BYTES = 1 << 30
 """Most memory that dequantized K and V take at a time, unless one head of one sequence needs more."""
+SCORE_BYTES = 1 << 28
+"""Most memory of float32 scores with a soft cap at a time, unless one query needs more; weights and masks take about as much again."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ def on_gpu(module: Module, cache: Tensors, call: Call) -> None:
     room = -(-call.bound // PREFIX_STEP) * PREFIX_STEP if call.bound >= PREFIX_STEP else call.bound
     cut: Cut | None = None
     full = Full(call, cache[3]) if call.new is not None and call.bound >= call.limit else None
-    copies = 3 if call.softcap else 1  # `capped` needs K and V in float32 too
+    copies = 3 if call.softcap else 1  # `_capped` needs K and V in float32 too
     for part in parts(batch, heads, copies * room * dim * 2 * call.q.element_size()):
         mine = call.of(part, q_heads // heads)
         k, v = _dequantized(module, cache, part, room, call.q, zeroed=not plain)
@@ -234,7 +235,7 @@ def attend(call: Call, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor, 
         lse = torch.empty(q.shape[0], q.shape[2], tokens, dtype=torch.float32, device=q.device)
     prefix = dense(q, k[:, :past], v[:, :past], call.scale) if past else None
     if call.softcap:
-        rest = capped.attend(q, k, v, _held(call, k, v, lengths), call.bound, call.scale, call.softcap, call.window)
+        rest = _capped(q, k, v, _held(call, k, v, lengths), call.bound, call.scale, call.softcap, call.window)
     elif cut.square:
         own = call.new or (k[:, past : past + tokens], v[:, past : past + tokens])
         rest = dense(q, *own, call.scale, causal=True)
@@ -316,3 +317,49 @@ def flash(
         scale=scale, seqused_k=used - first if first else used, window_size_left=None if window is None else window - 1,
     )  # fmt: skip
     return out.reshape(q.shape), lse.reshape(heads, batch, tokens).transpose(0, 1)
+
+
+def _capped(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    used: torch.Tensor,
+    bound: int,
+    scale: float,
+    softcap: float,
+    window: int | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Causal attention of q [batch, q_len, q_heads, head_dim], the last positions of the first `used[b]` tokens of k and v.
+
+    k and v are [batch, room, kv_heads, head_dim], finite everywhere; `used` is int32 [batch] on the device, for which the host does not
+    wait, and at most `bound`. Scores become softcap * tanh(score / softcap). With a `window`, a query sees only that many tokens, its own
+    included. Returns out like q, and the LSE [batch, q_heads, q_len] in float32; a query that sees nothing gives 0 and -inf.
+    """
+    batch, tokens, q_heads, dim = q.shape
+    heads = k.shape[2]
+    group = q_heads // heads
+    out = torch.empty_like(q)
+    lse = torch.empty(batch, q_heads, tokens, dtype=torch.float32, device=q.device)
+    step = max(1, SCORE_BYTES // (4 * q_heads * bound))
+    for b in range(batch):
+        keys, values = (x[b, :bound].transpose(0, 1).float() for x in (k, v))  # [kv_heads, bound, head_dim]
+        for first in range(0, tokens, step):
+            rows = slice(first, min(first + step, tokens))
+            seen = min(bound, max(1, bound - tokens + rows.stop))  # later tokens no query of these rows sees
+            queries = (q[b, rows].float() * (scale / softcap)).transpose(0, 1)
+            scores = (queries.reshape(heads, -1, dim) @ keys[:, :seen].transpose(1, 2)).tanh_().mul_(softcap)
+            scores = scores.view(heads, group, -1, seen).masked_fill_(~_visible(used[b] - tokens, rows, seen, window), -torch.inf)
+            part = torch.logsumexp(scores, -1)
+            weights = scores.sub_(part.masked_fill(part == -torch.inf, 0.0).unsqueeze(-1)).exp_()
+            found = (weights.flatten(1, 2) @ values[:, :seen]).view(q_heads, -1, dim)
+            out[b, rows] = found.transpose(0, 1).to(q.dtype)
+            lse[b, :, rows] = part.flatten(0, 1)
+    return out, lse
+
+
+def _visible(before: torch.Tensor, rows: slice, seen: int, window: int | None) -> torch.Tensor:
+    """Whether queries `rows`, the first query of all following `before` tokens, see each of the first tokens: bool [rows, seen]."""
+    position = before + torch.arange(rows.start, rows.stop, device=before.device).unsqueeze(1)
+    token = torch.arange(seen, device=before.device)
+    visible = token <= position
+    return visible if window is None else visible & (token > position - window)

@@ -1,28 +1,35 @@
-"""A quantized KV cache: its tensors, and the sequences that it holds."""
+"""A quantized KV cache: its tensors, the memory for them, and one sequence of a batch as a cache of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import mmap
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from kvgen.errors import CacheMismatch
+from kvgen.format.dtypes import torch_dtype
+from kvgen.format.residual import residual_rows
+from kvgen.format.window import cache_id, window_places
 from kvgen.runtime import checks
+from kvgen.runtime.module import Module
 from kvgen.runtime.sequences import CallOrder, Sequences, described
+
+if TYPE_CHECKING:
+    from kvgen.format.layout import PackedLayout
+    from kvgen.spec import KernelSpec
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, None]
 """packed, k_residual, v_residual, lengths, block_table, residual_slots of a cache; the last is reserved."""
+HUGE_PAGE = 2 << 20
 
 
-class _Referable:
-    """Instances can be referred to weakly, which a dataclass with slots allows by itself from Python 3.11 on."""
-
-    __slots__ = ("__weakref__",)
-
-
-@dataclass(slots=True, eq=False)
-class KVCache(_Referable):
+@dataclass(eq=False)
+class KVCache:
     """Quantized keys and values of `batch` sequences; shapes are those of `docs/abi.md`.
 
     Lengths stay on the device. Several caches may have the same sequences (`new_cache(like=...)`): the layers of a model, whose lengths
@@ -45,10 +52,9 @@ class KVCache(_Referable):
         self.gpu = self.sequences.gpu
         self.sequences.layers.add(self)
 
-    def __setstate__(self, state: tuple[None, dict[str, Any]]) -> None:
+    def __setstate__(self, state: dict[str, Any]) -> None:
         """Of a copy. Caches that are deeply copied together share their sequences again; a shallow copy is the same layer."""
-        for name, value in state[1].items():
-            setattr(self, name, value)
+        self.__dict__.update(state)
         self.sequences.layers.add(self)
 
     def __repr__(self) -> str:
@@ -106,21 +112,6 @@ class KVCache(_Referable):
         """Workspaces of kernels for these sequences: one for all caches that have them."""
         return self.sequences.workspaces
 
-    def after(self, tokens: int) -> int:
-        """The bound after `tokens` more tokens per sequence. Raises CacheMismatch beyond `max_len`."""
-        return self.sequences.after(tokens)
-
-    def grow(self, tokens: int) -> int:
-        """Count `tokens` more tokens per sequence; the new bound. Raises CacheMismatch beyond `max_len`, which counts nothing.
-
-        For callers of a bare module, who advance lengths without kvgen. Replays of a captured graph do not need it: the device refuses
-        a step beyond `max_len`, and calls that must know the longest sequence ask the device.
-        """
-        tokens = checks.whole("tokens", tokens, 0)
-        with self.call_order.lock:
-            self.sequences.appended(self.after(tokens))
-            return self.bound
-
     def advance(self, tokens: int | torch.Tensor | Sequence[int]) -> None:
         """The end of a step over a plan: lengths advance by `tokens`, once for all caches that share them (`Sequences.advance`)."""
         self.sequences.advance(tokens)
@@ -137,12 +128,184 @@ class KVCache(_Referable):
         """Sequence b becomes a copy of sequence `index[b]`, in all caches that share them: beam search (`Sequences.reorder`)."""
         self.sequences.reorder(index)
 
+    def clear(self) -> None:
+        """Forget every token; memory is kept."""
+        self.sequences.clear()
+
     def copy_rows(self, index: torch.Tensor, longest: int) -> None:
         """Copy the tensors of sequence `index[b]`, int64 [batch], of at most `longest` tokens, to b; lengths are the caller's."""
         blocks = self.packed[:, :, : -(-longest // self.block_tokens)]
         for tensor in (blocks, self.k_residual, self.v_residual):
             tensor.copy_(tensor[index])
 
-    def clear(self) -> None:
-        """Forget every token; memory is kept."""
-        self.sequences.clear()
+
+# --- one sequence of a batch -----------------------------------------------------------------------------------------------
+
+
+def row_of(caches: Sequence[KVCache], index: int, length: int | None = None) -> list[KVCache]:
+    """Sequence `index` of caches that share their sequences, as caches of batch 1 that share theirs: a prompt for one place of a batch.
+
+    What is appended to them is in the batch. `length` is the sequence's, where the host knows it; otherwise the device is asked, which
+    waits for it. The caches are for use until the batch's lengths change by other calls.
+
+    Raises TypeError or ValueError on a wrong index, TypeError for something else than a sequence of caches, ValueError for caches that do
+    not share their sequences.
+    """
+    if not isinstance(caches, Sequence) or not caches or not all(isinstance(cache, KVCache) for cache in caches):
+        raise TypeError(f"row_of takes a sequence of at least one KVCache, such as [cache], not {type(caches).__name__}")
+    whole = caches[0].sequences
+    if any(cache.sequences is not whole for cache in caches):
+        raise ValueError("rows are taken of caches that share their sequences (new_cache(like=...))")
+    index = checks.whole("index", index, 0, whole.batch - 1)
+    length = whole.length_of(index) if length is None else checks.whole("length", length, 0, whole.max_len)
+    part = slice(index, index + 1)
+    table = None if whole.block_table is None else whole.block_table[part]
+    row = Sequences(
+        whole.lengths[part], table, 1, whole.max_len, whole.module, whole.rollback, bound=length, workspaces=whole.row_workspaces,
+        call_order=whole.call_order, whole=whole,
+    )  # fmt: skip
+    row.overflow, row.cropped = whole.overflow, whole.cropped
+    row.least = None if whole.least is None else whole.least[part]
+    return [
+        KVCache(c.packed if table is not None else c.packed[part], c.k_residual[part], c.v_residual[part], c.layout_id, c.block_tokens, row)
+        for c in caches
+    ]
+
+
+# --- memory ----------------------------------------------------------------------------------------------------------------
+
+
+@torch.inference_mode(False)  # else nothing could be changed in place outside of that mode
+def new_cache(
+    spec: KernelSpec,
+    layout: PackedLayout,
+    module: Module,
+    batch: int,
+    max_len: int,
+    pages: int | None,
+    table: torch.Tensor | None,
+    device: torch.device,
+) -> KVCache:
+    """An empty cache without workspaces; `module` advances its lengths.
+
+    Paged formats take a block table, int32 [batch, max_pages], into a pool of `pages` pages; without one, sequence b owns pages
+    b * max_pages and following. Raises TypeError for sizes that are no integers, ValueError for sizes below 1, for a table of the wrong
+    shape, and for pages of a contiguous format.
+    """
+    batch, max_len = checks.whole("batch", batch, 1), checks.whole("max_len", max_len, 1)
+    pages = None if pages is None else checks.whole("pages", pages, 1)
+    page = spec.cache.page
+    if page is not None:
+        table, rows = _page_table(batch, -(-max_len // page), pages, table, device)
+        blocks = page // layout.tokens
+    elif table is not None or pages is not None:
+        raise ValueError("block_table and pages belong to paged caches, and this format is contiguous")
+    else:
+        rows, blocks = batch, _contiguous_blocks(spec, layout, max_len)
+    with memory_for(f"the lengths of {batch} sequences", 4 * batch, device):
+        lengths = torch.zeros(batch, dtype=torch.int32, device=device)
+        sequences = Sequences(lengths, table, batch, max_len, module, spec.cache.rollback)
+    cache = _tensors(spec, layout, rows, blocks, sequences)
+    if cache.gpu is not None:
+        cache.call_order.follow(cache.gpu)  # other streams wait for the lengths and the workspace to be zero
+    return cache
+
+
+@torch.inference_mode(False)
+def cache_like(spec: KernelSpec, layout: PackedLayout, other: KVCache) -> KVCache:
+    """An empty cache whose sequences are those of `other`: another layer of the same model.
+
+    Raises TypeError if `other` is no cache, ValueError if it has tokens, CacheMismatch if pages or blocks of the two layouts have different
+    numbers of tokens, or if other numbers may be taken back.
+    """
+    if not isinstance(other, KVCache):
+        raise TypeError(f"like must be a KVCache, not {type(other).__name__}")
+    rows, _, blocks, _ = other.packed.shape
+    if other.block_tokens != layout.tokens or (spec.cache.page is None) != (other.block_table is None):
+        raise CacheMismatch("caches that share lengths must have blocks and pages of the same numbers of tokens")
+    if other.sequences.rollback != spec.cache.rollback:
+        raise CacheMismatch(
+            f"caches that share lengths are cropped together: their specs must have one cache.rollback, not {other.sequences.rollback} and "
+            f"{spec.cache.rollback}"
+        )
+    if other.block_table is not None and blocks * layout.tokens != spec.cache.page:
+        raise CacheMismatch("caches that share a block table must have pages of the same number of tokens")
+    if other.sequences.captured:
+        raise ValueError("the cache in like has an Attention, or a captured step changes its lengths: make all layers before that")
+    if other.sequences.longest:
+        raise ValueError("the cache in like has tokens, which a new layer would lack: make all layers first, or call clear()")
+    if other.block_table is None:
+        blocks = _contiguous_blocks(spec, layout, other.max_len)
+    return _tensors(spec, layout, rows, blocks, other.sequences)
+
+
+def _contiguous_blocks(spec: KernelSpec, layout: PackedLayout, max_len: int) -> int:
+    """Blocks of a sequence: for `max_len` tokens, with a sliding window only for what steps see."""
+    blocks = max(1, -(-max_len // layout.tokens))
+    return min(blocks, window_places(spec, layout.tokens) or blocks)
+
+
+def _tensors(spec: KernelSpec, layout: PackedLayout, rows: int, blocks: int, sequences: Sequences) -> KVCache:
+    """The tensors of `rows` sequences or pages of `blocks` blocks each."""
+    device, heads, dtype = sequences.lengths.device, spec.attention.kv_heads, torch_dtype(spec.attention.dtype)
+    shape = (rows, heads, blocks, layout.block_bytes)
+    residual = (sequences.batch, heads, residual_rows(spec, layout.tokens).rows, layout.head_dim)
+    need = math.prod(shape) + 2 * math.prod(residual) * dtype.itemsize
+    with memory_for(f"a cache of {sequences.batch} x {sequences.max_len} tokens", need, device):
+        return KVCache(
+            packed=new_bytes(math.prod(shape), device).view(shape),
+            k_residual=torch.empty(residual, dtype=dtype, device=device),
+            v_residual=torch.empty(residual, dtype=dtype, device=device),
+            layout_id=cache_id(spec, layout),
+            block_tokens=layout.tokens,
+            sequences=sequences,
+        )
+
+
+def _page_table(batch: int, need: int, pages: int | None, table: torch.Tensor | None, device: torch.device) -> tuple[torch.Tensor, int]:
+    """A checked or fresh block table on the device, and the size of its pool; `need` is the pages of a sequence."""
+    if table is None:
+        with memory_for(f"a block table of {batch} x {need} pages", 4 * batch * need, device):
+            table = torch.arange(batch * need, dtype=torch.int32, device=device).reshape(batch, need)
+        pages = pages if pages is not None else batch * need
+        if pages < batch * need:
+            raise ValueError(f"{batch} sequences of {need} pages need {batch * need} pages, not {pages}")
+        return table, pages
+    checks.plain("block_table", table)
+    if table.dtype != torch.int32 or table.dim() != 2 or table.shape[0] != batch or table.shape[1] < need:
+        raise ValueError(f"block_table must be int32 [{batch}, {need} or more], not {table.dtype} {list(table.shape)}")
+    if pages is None:
+        raise ValueError("a block_table needs `pages`, the size of its pool")
+    if table.device != device:
+        return table.to(device), pages
+    if table.stride(1) != 1:  # a copy would not see the pages that the caller assigns later
+        raise ValueError(f"the pages of a sequence must be next to each other in block_table, whose strides are {list(table.stride())}")
+    return table, pages
+
+
+def new_bytes(count: int, device: torch.device) -> torch.Tensor:
+    """Memory of undefined content: uint8 [count]. Large memory on the CPU begins at a multiple of 2 MB, and Linux is asked for huge pages:
+    attention reads a whole cache once, and most addresses in pages of 4 KB would miss the TLB.
+
+    Raises OSError or RuntimeError if there is not enough memory on the CPU.
+    """
+    if device.type != "cpu" or count < 2 * HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.empty(count, dtype=torch.uint8, device=device)
+    memory = mmap.mmap(-1, count + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    skipped = -torch.frombuffer(memory, dtype=torch.uint8, count=1).data_ptr() % HUGE_PAGE
+    with suppress(OSError):  # a system without huge pages
+        memory.madvise(mmap.MADV_HUGEPAGE, skipped, count // HUGE_PAGE * HUGE_PAGE)
+    return torch.frombuffer(memory, dtype=torch.uint8, offset=skipped, count=count)
+
+
+@contextmanager
+def memory_for(what: str, count: int, device: torch.device) -> Iterator[None]:
+    """Make one MemoryError of what torch and Python raise where the system refuses `count` bytes on the CPU. On a GPU
+    torch.OutOfMemoryError stays.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError, OverflowError, OSError) as error:
+        if device.type != "cpu":
+            raise
+        raise MemoryError(f"{what} needs {count / 1e9:.1f} GB, and the system refuses them") from error

@@ -26,7 +26,7 @@ class MatrixVariant:
 
     def scales(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """max |x| / 127 of every channel, over all tokens."""
-        _require("scales", x=x, out=out)
+        checks.matrix("scales", x=x, out=out)
         out = torch.empty(x.shape[1], dtype=torch.float32, device=x.device) if out is None else out
         self.module.scales(x, out)
         return out
@@ -35,7 +35,7 @@ class MatrixVariant:
         self, x: torch.Tensor, scales: torch.Tensor | None = None, codes: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Codes and scales. Given scales are used as they are, and codes beyond -127 .. 127 clamped; otherwise x is read twice."""
-        _require("quantize", x=x, scales=scales, codes=codes)
+        checks.matrix("quantize", x=x, scales=scales, codes=codes)
         scales = self.scales(x) if scales is None else scales
         codes = torch.empty(x.shape, dtype=torch.int8, device=x.device) if codes is None else codes
         self.module.quantize(x, scales, codes)
@@ -43,23 +43,12 @@ class MatrixVariant:
 
     def dequantize(self, codes: torch.Tensor, scales: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """codes * scales, rounded to the spec's dtype."""
-        _require("dequantize", codes=codes, scales=scales, out=out)
+        checks.matrix("dequantize", codes=codes, scales=scales, out=out)
         out = torch.empty(codes.shape, dtype=self.dtype, device=codes.device) if out is None else out
         self.module.dequantize(codes, scales, out)
         return out
 
 
 def load_matrix(spec: MatrixSpec, path: Path) -> MatrixVariant:
-    """A compiled variant. Raises KvgenError if it cannot be loaded or lacks a function."""
+    """A compiled schedule. Raises KvgenError if it cannot be loaded or lacks a function."""
     return MatrixVariant(spec, load_as(path, MatrixModule))
-
-
-def _require(call: str, **given: torch.Tensor | None) -> None:
-    """Check the tensors of a call by their names, the first of which is a matrix. The module checks shapes, types and devices."""
-    checks.eager()
-    for i, (name, x) in enumerate(given.items()):
-        if x is None and i:
-            continue
-        checks.plain(f"{call}: {name}", x)
-        if i == 0 and x is not None and x.ndim != 2:
-            raise ValueError(f"{call}: {name} must be a matrix [tokens, channels], and has {x.ndim} dimensions")

@@ -1,32 +1,29 @@
-"""A compiled variant as Python functions; `docs/abi.md` lists their arguments."""
+"""A compiled module as Python functions; `docs/abi.md` lists their arguments."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import tvm_ffi
 
 from kvgen.errors import KvgenError
 from kvgen.lower.functions import FUNCTIONS, MATRIX_FUNCTIONS
-from kvgen.runtime import forks
 
 F = TypeVar("F", bound="Functions")
-
-OPTIONAL = ("set_threads",)
-"""None if the module has no such function: only CPU modules have threads."""
 
 
 class Functions:
     """The functions of a loaded shared library, bound once; the library stays loaded as long as this object lives."""
 
-    __slots__ = ("__weakref__", "_library", "path", *OPTIONAL)
     names: ClassVar[tuple[str, ...]]
     """Functions that the library must export."""
-
     set_threads: Callable[[int], Any] | None
+    """None for a GPU: only CPU modules have threads."""
 
     def __init__(self, path: Path, library: tvm_ffi.Module) -> None:
         self.path = path
@@ -36,37 +33,15 @@ class Functions:
             raise KvgenError(f"{path} is no kvgen module: it lacks {', '.join(missing)}")
         for name in self.names:
             setattr(self, name, library.get_function(name))
-        for name in OPTIONAL:
-            setattr(self, name, library.get_function(name) if library.implements_function(name) else None)
-        forks.watch(self)
-
-    def __copy__(self: F) -> F:
-        other = type(self).__new__(type(self))
-        for name in ("path", "_library", *self.names, *OPTIONAL):
-            if hasattr(self, name):
-                setattr(other, name, getattr(self, name))
-        return other
+        self.set_threads = library.get_function("set_threads") if library.implements_function("set_threads") else None
 
     def __reduce__(self: F) -> tuple[Callable[[Path, type[F]], F], tuple[Path, type[F]]]:
         return load_as, (self.path, type(self))  # a copy of a cache calls the same library
-
-    def after_fork(self) -> None:
-        """In a forked child: replace functions that cannot run by ones that raise."""
-        reason = forks.broken(gpu=self.set_threads is None)
-        if reason is None:
-            return
-
-        def refuse(*_: object) -> NoReturn:
-            raise KvgenError(reason)
-
-        for name in self.names:
-            setattr(self, name, refuse)
 
 
 class Module(Functions):
     """A module of attention."""
 
-    __slots__ = FUNCTIONS
     names = FUNCTIONS
 
     advance: Callable[..., Any]
@@ -84,7 +59,6 @@ class Module(Functions):
 class MatrixModule(Functions):
     """A module of operations on a matrix."""
 
-    __slots__ = MATRIX_FUNCTIONS
     names = MATRIX_FUNCTIONS
 
     dequantize: Callable[..., Any]
@@ -101,10 +75,19 @@ def load_library(path: Path) -> tvm_ffi.Module:
 
 
 def load(path: Path) -> Module:
-    """Load a compiled variant of attention. Raises KvgenError if it cannot be loaded or lacks a function."""
+    """Load a compiled module of attention. Raises KvgenError if it cannot be loaded or lacks a function."""
     return load_as(path, Module)
 
 
 def load_as(path: Path, kind: type[F]) -> F:
-    """Load a compiled variant of any operation. Raises as `load` does."""
+    """Load a compiled module of any operation. Raises as `load` does."""
     return kind(Path(path), load_library(path))
+
+
+def _end_threads() -> None:
+    """End OpenMP's threads before a fork, which they do not survive: parent and child start new ones at their next parallel loop."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL("libgomp.so.1", mode=os.RTLD_NOLOAD | os.RTLD_LAZY).omp_pause_resource_all(1)
+
+
+os.register_at_fork(before=_end_threads)

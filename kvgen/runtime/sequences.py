@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from ctypes import c_int32
 from dataclasses import dataclass, field
-from itertools import islice
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 import torch
 
 from kvgen.errors import CacheMismatch
-from kvgen.runtime import checks, forks
+from kvgen.runtime import checks
 from kvgen.runtime.module import Module
 
 if TYPE_CHECKING:
     from kvgen.runtime.kvcache import KVCache
+
+NO_ROOM = (
+    "a step before this call had no room: sequences that would have grown beyond the cache's max_len kept their length, and nothing was "
+    "written for them"
+)
+TOO_SHORT = (
+    "a crop before this call took back more tokens than cache.rollback allows, or than a sequence had: such sequences kept their length"
+)
 
 
 class CallOrder:
@@ -27,13 +35,10 @@ class CallOrder:
     GIL for the time of a call, so without the lock threads would run at once.
     """
 
-    __slots__ = ("__weakref__", "_raw", "_stream", "lock")
-
     def __init__(self) -> None:
-        self.lock: Any = Lock()
+        self.lock = Lock()
         self._raw = -1
         self._stream: torch.cuda.Stream | None = None
-        forks.watch(self)
 
     def follow(self, index: int) -> None:
         """Let the current stream of GPU `index` wait for the stream of the call before, if that was another one.
@@ -49,38 +54,8 @@ class CallOrder:
             current.wait_stream(self._stream)
         self._raw, self._stream = raw, current
 
-    def after_fork(self) -> None:
-        """In a forked child: a call of another thread of the parent never ends here."""
-        self.lock = forks.Torn() if self.lock.locked() else Lock()
-
     def __reduce__(self) -> tuple[type[CallOrder], tuple[()]]:
         return CallOrder, ()  # a deep copy of a cache is another cache
-
-
-class Layers(WeakSet["KVCache"]):
-    """The caches that have the same sequences, as long as they live. Copied caches enter the copied set by themselves; shallow copies of a
-    cache are one layer, and any of them may outlive the others.
-    """
-
-    def each(self) -> Iterator[KVCache]:
-        """One cache of every layer."""
-        seen: set[int] = set()
-        for cache in self:
-            if id(cache.packed) not in seen:
-                seen.add(id(cache.packed))
-                yield cache
-
-    def __reduce__(self) -> tuple[type[Layers], tuple[()]]:
-        return Layers, ()
-
-
-NO_ROOM = (
-    "a step before this call had no room: sequences that would have grown beyond the cache's max_len kept their length, and nothing was "
-    "written for them"
-)
-TOO_SHORT = (
-    "a crop before this call took back more tokens than cache.rollback allows, or than a sequence had: such sequences kept their length"
-)
 
 
 class OverflowFlag:
@@ -88,8 +63,6 @@ class OverflowFlag:
 
     On a GPU it lies in pinned host memory, which the device reaches by the same address. `message` is of the error that `check` raises.
     """
-
-    __slots__ = ("_clearing", "_message", "_number", "_tensor", "address")
 
     def __init__(self, gpu: bool, message: str = NO_ROOM) -> None:
         self._message = message
@@ -121,18 +94,20 @@ class OverflowFlag:
         return OverflowFlag, (self._tensor.is_pinned(), self._message)
 
 
-def described(tensor: torch.Tensor) -> str:
-    """Type and shape of a tensor, as text."""
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+class Layers(WeakSet["KVCache"]):
+    """The caches that have the same sequences, as long as they live. Copied caches enter the copied set by themselves."""
+
+    def distinct(self) -> list[KVCache]:
+        """One cache of every layer: shallow copies of a cache are one layer."""
+        return list({id(cache.packed): cache for cache in self}.values())
+
+    def __reduce__(self) -> tuple[type[Layers], tuple[()]]:
+        return Layers, ()
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class Sequences:
-    """The sequences of one cache, or of several that `new_cache(like=...)` made: the layers of a model.
-
-    The lengths themselves are on the device. The host knows at most their `bound`, which must never be below a length: `reorder` copies so
-    many tokens, and extend attention dequantizes so many; and whether they are `uniform`, which decides whether a step needs a plan.
-    """
+    """Lengths and block table of a batch, what the host knows of them, and the workspaces and the order of calls over them."""
 
     lengths: torch.Tensor
     """int32 [batch]."""
@@ -141,33 +116,30 @@ class Sequences:
     batch: int
     max_len: int
     module: Module
-    """The module whose `advance` writes the lengths."""
-    layers: Layers = field(default_factory=Layers)
+    """The module whose `advance` and `crop` write the lengths."""
+    rollback: int = 0
+    """Most tokens that `crop` may take back."""
     bound: int = 0
     """No sequence is longer, as far as the host has counted; see `longest`."""
     uniform: bool = True
     """Whether the host knows that all lengths are equal. As long as nothing was captured, all of them are `bound` then."""
-    loose: bool = False
-    """Whether the longest sequence may be shorter than `bound`: one was forgotten or replaced, or they grew by different numbers."""
     version: int = 0
     """Changes with every change of lengths that the host enqueues: a plan is of one version."""
     captured: bool = False
     """Whether a change of lengths was captured in a CUDA graph: then the host, which sees no replay, knows only `max_len`."""
-    diverges: bool = False
-    """Whether such a change may have made equal lengths unequal: its replays may do so at any time, also after `clear`."""
+    layers: Layers = field(default_factory=Layers)
     workspaces: dict[str, torch.Tensor] = field(default_factory=dict)
-    call_order: CallOrder = field(default_factory=CallOrder)
-    rollback: int = 0
-    """Most tokens that `crop` may take back."""
-    whole: Sequences | None = None
-    """The sequences of which this is one (`kvgen.runtime.rows`)."""
+    """By the key of an executable."""
     row_workspaces: dict[str, torch.Tensor] = field(default_factory=dict)
-    """Workspaces of all such single sequences, whose calls run one after the other."""
+    """Workspaces of all single sequences of these, whose calls run one after the other."""
+    call_order: CallOrder = field(default_factory=CallOrder)
+    whole: Sequences | None = None
+    """The sequences of which this is one (`kvgen.runtime.kvcache.row_of`)."""
     least: torch.Tensor | None = field(init=False)
     """int32 [batch]: the shortest lengths that `crop` may leave, as of the last crop; None without a rollback."""
-    cropped: OverflowFlag = field(init=False)
-    """Set where a crop went below that."""
     overflow: OverflowFlag = field(init=False)
+    cropped: OverflowFlag = field(init=False)
+    """Set where a crop went below `least`."""
     gpu: int | None = field(init=False)
     """Index of the GPU that holds the lengths; None on the CPU."""
 
@@ -186,6 +158,8 @@ class Sequences:
         """What the host knows of the lengths, as text. The device is not asked: that would wait for it, and is an error in a capture."""
         return f"lengths{'=' if self.uniform and not self.captured else '<='}{self.longest}"
 
+    # --- what the host knows ---------------------------------------------------------------------------------------------
+
     @property
     def capturing(self) -> bool:
         """Whether calls are being captured in a CUDA graph."""
@@ -194,7 +168,7 @@ class Sequences:
     @property
     def shared(self) -> bool:
         """Whether several layers have these sequences."""
-        return len(self.layers) > 1 and len(list(islice(self.layers.each(), 2))) > 1
+        return len(self.layers) > 1 and len(self.layers.distinct()) > 1
 
     @property
     def longest(self) -> int:
@@ -205,15 +179,14 @@ class Sequences:
         """An upper bound of all lengths after every sequence grew by `tokens`; with `counts`, sequence b by `counts[b]`, which is at most
         `tokens`. Raises CacheMismatch if it exceeds `max_len`.
 
-        Where some sequences were forgotten, replaced, or grew less than others, the longest one may be shorter than the host's bound:
-        before it refuses, it asks the device, which waits. If it cannot know, because a change of lengths was or is being captured, the
-        device refuses such a step.
+        The longest sequence may be shorter than the host's bound: before it refuses, it asks the device, which waits. If it cannot know,
+        because a change of lengths was or is being captured, the device refuses such a step.
         """
         if self.captured or self.capturing:
             return self.max_len
         bound = self.bound + tokens
-        if bound > self.max_len and (self.loose or counts is not None):
-            self.bound, self.loose = int(self.lengths.max()), False
+        if bound > self.max_len:
+            self.bound = int(self.lengths.max())
             bound = int((self.lengths + (tokens if counts is None else counts)).max())
         if bound > self.max_len:
             raise CacheMismatch(
@@ -225,13 +198,24 @@ class Sequences:
     def appended(self, bound: int, *, uniform: bool = True) -> None:
         """Record a change of lengths that was enqueued. `bound`: the result of `after`; `uniform`: whether all grew by the same number."""
         self.uniform = self.uniform and uniform
-        self.loose = self.loose or not uniform
         capturing = self.capturing
-        if capturing:
-            self.diverges = self.diverges or not uniform
-        else:
+        if not capturing:
             self.bound = bound
         self._changed(capturing)
+
+    def check(self) -> None:
+        """Raises CacheMismatch where the device refused an earlier change of lengths."""
+        self.overflow.check()
+        if not self.rollback:
+            return
+        try:
+            self.cropped.check()
+        except CacheMismatch:
+            counted: Sequences | None = self
+            while counted is not None:  # the host has counted tokens as taken back that were not; the flag is of all sequences
+                counted.bound, counted.uniform = counted.max_len, False
+                counted = counted.whole
+            raise
 
     def _changed(self, capturing: bool) -> None:
         """Record a change of lengths; if these are one sequence of others, for those too."""
@@ -239,17 +223,24 @@ class Sequences:
         self.captured = self.captured or capturing
         if self.whole is not None:
             self.whole.bound = max(self.whole.bound, self.bound)
-            self.whole.uniform, self.whole.loose = False, True
+            self.whole.uniform = False
             self.whole.captured = self.whole.captured or self.captured
-            self.whole.diverges = self.whole.diverges or self.captured
             self.whole._changed(capturing)
 
-    def length_of(self, index: int) -> int:
-        """The length of a sequence; waits for the device, behind the calls so far."""
+    # --- changes of lengths ----------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def in_order(self) -> Iterator[None]:
+        """Serialize what is enqueued within with all other calls over these sequences."""
         checks.eager()
         with self.call_order.lock:
             if self.gpu is not None:
                 self.call_order.follow(self.gpu)
+            yield
+
+    def length_of(self, index: int) -> int:
+        """The length of a sequence; waits for the device, behind the calls so far."""
+        with self.in_order():
             return int(self.lengths[index])
 
     def advance(self, tokens: int | torch.Tensor | Sequence[int]) -> None:
@@ -260,7 +251,6 @@ class Sequences:
 
         Raises CacheMismatch where the host knows that a length would exceed `max_len`, TypeError or ValueError on wrong numbers.
         """
-        checks.eager()
         counts: torch.Tensor | None = None
         number, uniform = 0, True
         if checks.is_whole(tokens):
@@ -269,14 +259,11 @@ class Sequences:
             raise TypeError("tokens must be a number, or numbers for each sequence, not None")
         else:
             counts, most, uniform = checks.lengths("tokens", tokens, self.batch, self.max_len, "max_len", self.lengths.device)
-        with self.call_order.lock:
-            if self.gpu is not None:
-                self.call_order.follow(self.gpu)
+        with self.in_order():
             self.check()
             bound = self.max_len if tokens is counts else self.after(most, counts)  # of numbers on a GPU, the host knows nothing
             self.module.advance(self.lengths, counts, number, self.max_len, self.overflow.address)
             empty = counts is None and self.uniform and self.bound == 0 and not self.captured  # these stay empty
-            self.loose = self.loose or (counts is None and not self.uniform)  # so may the longest of these, for all that the host knows
             self.appended(0 if empty else bound, uniform=uniform)
 
     def crop(self, tokens: int | torch.Tensor | Sequence[int]) -> None:
@@ -291,7 +278,6 @@ class Sequences:
         Raises ValueError where the spec has no `cache.rollback`, and on numbers on the host that are beyond it; CacheMismatch where an
         earlier crop on a GPU was; TypeError on wrong types.
         """
-        checks.eager()
         if self.least is None:
             raise ValueError("this cache cannot be cropped: its spec has no cache.rollback, the most tokens that may be taken back")
         counts: torch.Tensor | None = None
@@ -306,26 +292,10 @@ class Sequences:
         else:
             host = checks.counts("tokens", tokens, self.batch, self.rollback, "cache.rollback of the spec")
             counts, fewest, uniform = torch.tensor(host, dtype=torch.int32, device=self.lengths.device), min(host), len(set(host)) == 1
-        with self.call_order.lock:
+        with self.in_order():
             self.check()
-            if self.gpu is not None:
-                self.call_order.follow(self.gpu)
             self.module.crop(self.lengths, self.least, counts, number, self.rollback, self.cropped.address)
             self.appended(max(0, self.bound - fewest), uniform=uniform)
-
-    def check(self) -> None:
-        """Raises CacheMismatch where the device refused an earlier change of lengths."""
-        self.overflow.check()
-        if not self.rollback:
-            return
-        try:
-            self.cropped.check()
-        except CacheMismatch:
-            counted: Sequences | None = self
-            while counted is not None:  # the host has counted tokens as taken back that were not; the flag is of all sequences
-                counted.bound, counted.uniform, counted.loose = counted.max_len, False, True
-                counted = counted.whole
-            raise
 
     def reset(self, rows: Sequence[int] | torch.Tensor) -> None:
         """Forget every token of some sequences; their memory is kept. `rows`: numbers below `batch`, on the host or the device (int32 or
@@ -335,24 +305,17 @@ class Sequences:
         numbers on the host, which is `clear`. Raises TypeError or ValueError on wrong numbers.
         """
         checks.eager()
-        rows = checks.rows("rows", rows, self.batch)
+        rows = checks.sequence_numbers("rows", rows, self.batch)
         if rows.device.type == "cpu" and set(rows.tolist()) == set(range(self.batch)):
             self.clear()
             return
-        with self.call_order.lock:
-            if self.gpu is not None:
-                self.call_order.follow(self.gpu)
+        with self.in_order():
             rows = rows.to(self.lengths.device, torch.int64)
             for tensor in (self.lengths, self.least):
                 if tensor is not None:
                     tensor.index_fill_(0, rows, 0)
-            capturing = self.capturing
-            if self.batch == 1 and len(rows) and not capturing:  # on the device, where the host cannot read them
-                self.bound, self.uniform = 0, True
-            elif len(rows):
-                self.uniform, self.loose = False, True
-                self.diverges = self.diverges or capturing
-            self._changed(capturing)
+            self.uniform = self.uniform and not len(rows)
+            self._changed(self.capturing)
 
     def reorder(self, index: Sequence[int] | torch.Tensor) -> None:
         """Sequence b becomes a copy of what sequence `index[b]` was: beam search, which keeps the best continuations.
@@ -362,47 +325,39 @@ class Sequences:
 
         Raises ValueError on wrong numbers, and for paged caches, whose pages belong to the caller.
         """
-        checks.eager()
         if self.block_table is not None:
             raise ValueError(
                 "a paged cache cannot be reordered: lengths and the tokens outside of pages belong to the row. Fill the sequences anew, or "
                 "use a contiguous format"
             )
-        if not isinstance(index, torch.Tensor) or index.device.type == "cpu":
-            numbers = checks.counts("index", index, self.batch, self.batch - 1, "the cache's sequences")
-            index = torch.tensor(numbers, dtype=torch.int64, device="cpu")
-        else:
-            checks.indices("index", index)
-            if tuple(index.shape) != (self.batch,):
-                raise ValueError(f"index must have shape [{self.batch}], not {list(index.shape)}")
-        with self.call_order.lock:
+        index = checks.sequence_numbers("index", index, self.batch, self.batch)
+        with self.in_order():
             self.check()
-            if self.gpu is not None:
-                self.call_order.follow(self.gpu)
             index = index.to(self.lengths.device, torch.int64)
             capturing = self.capturing
             longest = self.max_len if capturing else self.longest  # a graph may be replayed after further tokens
-            for layer in self.layers.each():
+            for layer in self.layers.distinct():
                 layer.copy_rows(index, longest)
             for tensor in (self.lengths, self.least):
                 if tensor is not None:
                     tensor.copy_(tensor[index])
-            self.loose = self.loose or not self.uniform
             self._changed(capturing)
 
     def clear(self) -> None:
         """Forget every token of all sequences, and that the device refused a change of their lengths; memory is kept."""
-        checks.eager()
-        with self.call_order.lock:
-            if self.gpu is not None:
-                self.call_order.follow(self.gpu)
+        with self.in_order():
             for tensor in (self.lengths, self.least):
                 if tensor is not None:
                     tensor.zero_()
             capturing = self.capturing
-            if self.whole is None and not capturing:  # one sequence has the flags of all; a captured call forgets nothing yet
-                for flag in (self.overflow, self.cropped):
-                    flag.clear(self.gpu)
-            if not capturing:  # else the lengths are those before, until the graph is replayed
-                self.bound, self.uniform = 0, not self.diverges
+            if not capturing:  # a captured call forgets nothing until the graph is replayed
+                if self.whole is None:  # one sequence has the flags of all
+                    self.overflow.clear(self.gpu)
+                    self.cropped.clear(self.gpu)
+                self.bound, self.uniform = 0, not self.captured  # replays may make lengths unequal at any time
             self._changed(capturing)
+
+
+def described(tensor: torch.Tensor) -> str:
+    """Type and shape of a tensor, as text."""
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

@@ -8,8 +8,7 @@ import torch
 
 from kvgen.errors import CacheMismatch
 from kvgen.format.window import window_places
-from kvgen.runtime.kvcache import KVCache
-from kvgen.runtime.rows import row_of
+from kvgen.runtime.kvcache import KVCache, row_of
 from kvgen.runtime.variant import Variant
 from kvgen.verify.cache import ReferenceCache
 from tests.lives.layers import Layers, Wrong, require

@@ -19,12 +19,12 @@ def restoring(cache: KVCache) -> Callable[[], None]:
     """What makes the cache again what it is now, so that a call can be repeated."""
     sequences = cache.sequences
     kept = [(x, x.clone()) for x in (*cache.tensors[:4], sequences.least) if x is not None]
-    known = sequences.bound, sequences.uniform, sequences.loose
+    known = sequences.bound, sequences.uniform
 
     def restore() -> None:
         for tensor, before in kept:
             tensor.copy_(before)
-        sequences.bound, sequences.uniform, sequences.loose = known
+        sequences.bound, sequences.uniform = known
 
     return restore
 

@@ -15,8 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from kvgen.api.kernel import Kernel
 from kvgen.errors import CacheMismatch
-from kvgen.runtime.kvcache import KVCache
-from kvgen.runtime.rows import row_of
+from kvgen.runtime.kvcache import KVCache, row_of
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from copy import deepcopy
 
 from kvgen.api.kernel import Kernel
-from kvgen.runtime.kvcache import KVCache
-from kvgen.runtime.rows import row_of
+from kvgen.runtime.kvcache import KVCache, row_of
 
 
 class LayerGroup:

@@ -13,7 +13,7 @@ from kvgen.api import forget
 from kvgen.errors import CacheMismatch
 from kvgen.integrations import torch_ops
 from kvgen.registry.store import Store
-from kvgen.runtime.rows import row_of
+from kvgen.runtime.kvcache import row_of
 from kvgen.spec import KernelSpec
 from kvgen.spec.dispatch import Tiling
 from tests.support.cpu import spec_of, variant

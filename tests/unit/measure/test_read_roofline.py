@@ -8,7 +8,7 @@ import torch
 from kvgen.measure import read_roofline as module
 from kvgen.measure.job import TimingPolicy
 from kvgen.measure.read_roofline import OVERLAPPING, PIECE, READS, read_roofline, read_us, source
-from kvgen.runtime.huge_pages import HUGE, LEAST_BYTES
+from kvgen.runtime.kvcache import HUGE_PAGE
 from kvgen.runtime.module import load_library
 from kvgen.toolchain import ArtifactCache, build
 
@@ -83,8 +83,8 @@ def test_a_copy_moves_half_of_the_bytes_from_one_half_to_the_other() -> None:
 
 def test_the_buffer_has_the_memory_of_caches() -> None:
     meter = module.ReadRoofline(module.artifact("cpu").path, "cpu")
-    _, (buffer,) = meter._buffers(LEAST_BYTES, POLICY)
-    assert buffer.data_ptr() % HUGE == 0
+    _, (buffer,) = meter._buffers(2 * HUGE_PAGE, POLICY)
+    assert buffer.data_ptr() % HUGE_PAGE == 0
     assert int(buffer.min()) == 1
 
 

@@ -7,7 +7,6 @@ import torch
 
 from kvgen.errors import UnsupportedError
 from kvgen.format.layout import packed_layout
-from kvgen.lower.extend import extend_refusal
 from kvgen.runtime import extend
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.module import load
@@ -71,17 +70,6 @@ def test_a_prompt_over_a_cache_is_causal_and_ragged(name: str, q_len: int) -> No
     near(v, v.decode(q, *new, cache, lse=True), oracle.decode(q, *new))
     assert cache.lengths.tolist() == [length + q_len for length in LENGTHS]
     near(v, v.attend(q[:, :1], cache, lse=True), oracle.attend(q[:, :1]))
-
-
-def test_a_query_before_the_first_token_sees_nothing() -> None:
-    v = variant(SPECS["gqa"], BLOCK_32)
-    cache, _ = filled(v)
-    out, lse = v.attend(normal(3, 40, 6, 64, v.dtype), cache, lse=True)
-    assert not out[0].any()
-    assert not out[1, :39].any()
-    assert out[1, 39].any()
-    assert torch.isinf(lse[0]).all()
-    assert torch.isinf(lse).sum(-1).tolist() == [[40] * 6, [39] * 6, [9] * 6, [0] * 6]
 
 
 # --- the route of a GPU ------------------------------------------------------------------------------------------------
@@ -227,7 +215,7 @@ def test_windows_and_soft_caps_on_the_route_of_a_gpu(
 ) -> None:
     """Flash attention has windows, plain products have soft caps, few queries at a time. cuDNN has neither. Queries may see nothing."""
     attention, route = ROUTES[name]
-    monkeypatch.setattr(extend.capped, "SCORE_BYTES", 4 * 4 * 340 * 7)
+    monkeypatch.setattr(extend, "SCORE_BYTES", 4 * 4 * 340 * 7)
     v = variant(spec_of(k="4c32", v="4t32", page=page, **attention), BLOCK_32)
     a, q_len = v.spec.attention, 50
     cache, oracle = filled(v)
@@ -264,54 +252,6 @@ def test_sinks_join_the_softmax_once(lengths: tuple[int, ...], softcap: float, k
     assert bool(kernels) == (softcap == 0)
 
 
-@pytest.mark.parametrize("limit", [250_000, 120_000])
-def test_parts_of_equal_lengths_are_cut_alike(limit: int, kernels: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extend, "DEQUANTIZED_BYTES", limit)
-    attend_then_decode("gqa", (130,) * 4, 60)
-    assert len(kernels) > 4
-    assert set(kernels) == {("prefix", 70), ("prefix", 130), ("square", 60)}
-
-
-def test_a_prompt_that_hardly_comes_again_waits_for_nothing(kernels: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extend, "PLANNED", 32)
-    monkeypatch.setattr(extend, "on_host", lambda lengths: pytest.fail("the host asked for lengths"))
-    attend_then_decode("gqa", (101,) * 4, 33)
-    assert kernels == [("flash", 0), ("flash", 0)]
-
-
-def test_the_host_waits_while_the_device_dequantizes(kernels: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch) -> None:
-    order: list[str] = []
-    unpack = extend._dequantized
-
-    def on_host(lengths: torch.Tensor) -> object:
-        order.append("copy")
-        return lambda: order.append("wait") or lengths.tolist()
-
-    monkeypatch.setattr(extend, "on_host", on_host)
-    monkeypatch.setattr(extend, "_dequantized", lambda *args, **how: order.append("unpack") or unpack(*args, **how))
-    attend_then_decode("gqa", (97, 80, 81, 200), 33)
-    assert order == ["copy", "unpack", "wait"] * 2
-
-
-@pytest.mark.parametrize(
-    ("lengths", "tokens", "appended", "cut"),
-    [
-        ([5120, 5120], 512, False, extend.Cut(4608, True)),
-        ([5120, 5120], 384, True, extend.Cut(5120, True)),
-        ([5000, 5000], 512, False, extend.Cut(4096, False)),  # a length that hardly comes again
-        ([512], 512, False, extend.Cut(0, True)),
-        ([0, 0], 4096, True, extend.Cut(0, True)),
-        ([640], 512, False, extend.Cut(128, True)),
-        ([100, 100], 512, False, extend.Cut(0, False)),  # queries before the first token
-        ([5000, 4999], 512, False, extend.Cut(4096, False)),
-        ([5000, 4999], 512, True, extend.Cut(4096, False)),
-        ([9000, 40], 512, False, extend.Cut(0, False)),
-    ],
-)
-def test_the_cut(lengths: list[int], tokens: int, appended: bool, cut: extend.Cut) -> None:
-    assert extend.cut_of(lengths, tokens, appended) == cut
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("ahead", [-9.0, 0.0, 5.0])
 def test_two_parts_are_merged_in_float32_and_rounded_once(dtype: torch.dtype, ahead: float) -> None:
@@ -332,43 +272,6 @@ def test_two_parts_are_merged_in_float32_and_rounded_once(dtype: torch.dtype, ah
     alone = torch.empty_like(one)
     extend.merge((one, one_lse), (other, other_lse), alone, None)
     assert torch.equal(alone, out[:, :, 1:7])
-
-
-def test_only_rows_that_lie_badly_are_copied() -> None:
-    x = torch.arange(2 * 5 * 6 * 64, dtype=torch.float16).reshape(2, 5, 6, 64)
-    assert extend.aligned(x[:, :, 1::2]).data_ptr() == x[:, :, 1::2].data_ptr()
-    for bad in (x[..., ::2], x[..., 1:33], x.transpose(2, 3), x.flatten()[4:260].reshape(1, 1, 4, 64)):
-        good = extend.aligned(bad)
-        assert torch.equal(good, bad)
-        assert good.is_contiguous()
-        assert good.data_ptr() != bad.data_ptr()
-
-
-@pytest.mark.parametrize(("batch", "heads", "fit"), [(1, 8, 8), (7, 8, 24), (5, 8, 7), (3, 1, 2), (2, 8, 0), (64, 8, 2)])
-def test_parts_are_every_head_once_and_not_too_large(batch: int, heads: int, fit: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extend, "DEQUANTIZED_BYTES", fit * 100 + 50)
-    seen = torch.zeros(batch, heads, dtype=torch.int32)
-    sizes = []
-    for part in extend.parts(batch, heads, 100):
-        seen[part.batch, part.heads] += 1
-        sizes.append(seen[part.batch, part.heads].numel())
-    assert bool((seen == 1).all())
-    assert max(sizes) <= max(1, fit)
-    assert max(sizes) <= 2 * min(sizes)
-
-
-@pytest.mark.parametrize(
-    ("attention", "reason"),
-    [
-        ({"softcap": 30.0, "window": 64, "sinks": True, "dtype": "bfloat16"}, None),
-        ({"dtype": "float32"}, "attention.dtype is float32"),
-    ],
-)
-def test_only_float32_is_refused_on_a_gpu(attention: dict, reason: str | None) -> None:
-    spec = spec_of(k="8t64", v="8t64", **attention)
-    found = extend_refusal(spec, gpu=True)
-    assert found == reason if reason is None else found is not None and found.startswith(reason)
-    assert extend_refusal(spec, gpu=False) is None
 
 
 def test_a_refused_prompt_says_why_and_counts_no_token() -> None:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from kvgen.runtime import checks
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.variant import Variant
 from tests.support.cpu import spec_of, variant
@@ -67,25 +66,3 @@ def test_new_tokens_and_the_logsumexp_are_no_place_for_the_output(built: Variant
         built.attend(q, cache, out=memory.view(1, 1, 4, 64), lse=memory[:8].view(torch.float32).view(1, 4, 1))
     assert cache.bound == 40
     assert cache.lengths.tolist() == [40]
-
-
-def test_rows_between_the_rows_of_another_tensor_are_taken(built: Variant, cache: KVCache, q: torch.Tensor) -> None:
-    """Spans meet, rows do not."""
-    expected = built.attend(q, cache)
-    both = torch.zeros(1, 1, 8, 64).half()
-    both[:, :, ::2] = q
-    built.attend(both[:, :, ::2], cache, out=both[:, :, 1::2])
-    assert torch.equal(both[:, :, 1::2], expected)
-    assert torch.equal(both[:, :, ::2], q)
-    with pytest.raises(ValueError, match="attend: out overlaps with q"):
-        built.attend(both[:, :, :4], cache, out=both[:, :, 3:7])
-
-
-def test_calls_that_no_module_checks_are_checked_by_their_spans() -> None:
-    """As prompts on a GPU are."""
-    memory = torch.zeros(100)
-    checks.apart("out", memory[:50], [("q", memory[50:]), ("lse", None), ("empty", memory[:0])])
-    with pytest.raises(ValueError, match="^out overlaps with q$"):
-        checks.apart("out", memory[:51], [("q", memory[50:])])
-    with pytest.raises(ValueError, match="^out overlaps with itself$"):
-        checks.apart("out", memory[:1].expand(4), [])

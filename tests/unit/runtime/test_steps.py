@@ -6,21 +6,16 @@ import copy
 import ctypes
 import gc
 from collections.abc import Callable
-from contextlib import nullcontext
-from unittest.mock import Mock
 
-import numpy as np
 import pytest
 import torch
 
 from kvgen.errors import CacheMismatch
 from kvgen.lower.backends import get_backend
-from kvgen.lower.schedule import Params, Schedule, layout_of
-from kvgen.runtime import executable
-from kvgen.runtime.kvcache import KVCache
+from kvgen.lower.schedule import layout_of
+from kvgen.runtime.kvcache import KVCache, row_of
 from kvgen.runtime.module import load
-from kvgen.runtime.rows import row_of
-from kvgen.runtime.sequences import OverflowFlag, Sequences
+from kvgen.runtime.sequences import Sequences
 from kvgen.runtime.variant import Variant
 from kvgen.spec import KernelSpec, load_spec
 from kvgen.toolchain import build
@@ -104,13 +99,6 @@ def test_layers_share_a_chunk_of_a_prompt_also_where_sequences_are_empty(variant
     torch.testing.assert_close(variant.unpack(caches[1])[0].float(), new.float(), atol=0.5, rtol=0)
 
 
-def test_what_is_no_number_of_tokens_advances_nothing(variant: Variant) -> None:
-    cache = prefilled(variant, [5, 6, 7])[0]
-    with pytest.raises(TypeError, match="not None"):
-        cache.advance(None)  # type: ignore[arg-type]
-    assert cache.lengths.tolist() == [5, 6, 7]
-
-
 def test_steps_over_sequences_that_were_emptied_one_by_one_use_up_no_room(variant: Variant) -> None:
     cache, new = variant.new_cache(BATCH, 64), random(30, 2, 1)
     variant.prefill(cache, new, new)
@@ -133,29 +121,6 @@ def test_a_layer_is_made_before_there_are_tokens(variant: Variant) -> None:
     cache.sequences.captured = True
     with pytest.raises(ValueError, match="make all layers before that"):
         variant.new_cache(like=cache)
-
-
-def test_a_cache_made_in_inference_mode_is_changed_outside_of_it(variant: Variant) -> None:
-    with torch.inference_mode():
-        cache = variant.new_cache(BATCH, 64)
-        new = random(30, 2, 1)
-        variant.prefill(cache, new, new)
-    cache.reset([0])
-    cache.reorder([1, 1, 0])
-    assert cache.lengths.tolist() == [30, 30, 0]
-
-
-def test_what_is_no_plan_is_refused(variant: Variant) -> None:
-    cache = prefilled(variant, [5, 6, 7])[0]
-    with pytest.raises(TypeError, match="plan must be a Plan, which kernel.plan returns, not int"):
-        variant.attend(random(1, 4, 0), cache, plan=3)  # type: ignore[arg-type]
-
-
-def test_layers_share_one_workspace(variant: Variant) -> None:
-    caches = layers(variant)
-    assert len({variant.workspace(cache).data_ptr() for cache in caches}) == 1
-    assert all(cache.call_order is caches[0].call_order for cache in caches)
-    assert len({cache.packed.data_ptr() for cache in caches}) == LAYERS
 
 
 def test_calls_that_would_advance_shared_lengths_are_refused(variant: Variant) -> None:
@@ -187,15 +152,6 @@ def test_a_plan_is_of_one_step(variant: Variant) -> None:
         variant.decode(q, new, new, caches[0], plan=plan)
 
 
-def test_more_query_tokens_than_the_specs_have_no_plan(variant: Variant) -> None:
-    cache = prefilled(variant, [5, 6, 7])[0]
-    most = rf"q_len \(3\) is more than the spec's attention\.q_len \({variant.spec.attention.q_len}\): .* takes no plan: "
-    with pytest.raises(ValueError, match=most + r"decode\(\.\.\., advance=False\) in every layer, then cache\.advance\(\[3\] \* batch\)$"):
-        variant.plan(cache, 3)
-    with pytest.raises(ValueError, match=most + r"attend\(q, cache\) without a plan$"):
-        variant.plan(cache, 3, append=False)
-
-
 def test_an_empty_sequence_takes_no_part_until_it_is_filled(variant: Variant) -> None:
     caches = prefilled(variant, [40, 50, 60])
     caches[0].reset([1])
@@ -218,20 +174,6 @@ def test_an_empty_sequence_takes_no_part_until_it_is_filled(variant: Variant) ->
     variant.decode(q, new, new, caches[0], plan=variant.plan(caches[0]))
 
 
-@pytest.mark.parametrize("forget", [lambda cache: cache.clear(), lambda cache: cache.reset([0, 1, 2])], ids=["clear", "reset"])
-def test_a_step_over_empty_sequences_alone_appends_nothing(variant: Variant, forget: Callable[[KVCache], None]) -> None:
-    cache = prefilled(variant, [40, 40, 40])[0]
-    forget(cache)
-    new = random(1, 2, 1)
-    out = variant.decode(random(1, 4, 0), new, new, cache, plan=variant.plan(cache))
-    assert not out.any()
-    cache.advance(1)
-    assert cache.lengths.tolist() == [0, 0, 0]
-    assert forget(cache) is None
-    variant.prefill(cache, random(5, 2, 1), random(5, 2, 2), [5, 5, 5])
-    assert cache.bound >= 5
-
-
 def test_a_cache_whose_other_layers_are_gone_advances_by_itself(variant: Variant) -> None:
     caches, new = prefilled(variant, [5, 6, 7]), random(1, 2, 1)
     alone = copy.deepcopy(caches[1])
@@ -242,14 +184,6 @@ def test_a_cache_whose_other_layers_are_gone_advances_by_itself(variant: Variant
     gc.collect()
     variant.decode(random(1, 4, 0), new, new, last)
     assert last.lengths.tolist() == [6, 7, 8]
-
-
-def test_rows_that_are_none_are_refused(variant: Variant) -> None:
-    cache = variant.new_cache(BATCH, 64)
-    for rows, error in (([3], ValueError), ([-1], ValueError), ([1.0], TypeError), ([True], TypeError)):
-        with pytest.raises(error):
-            cache.reset(rows)
-    cache.reset(torch.tensor([0, 2]))
 
 
 def test_a_step_without_room_changes_nothing(variant: Variant) -> None:
@@ -268,16 +202,6 @@ def test_a_step_without_room_changes_nothing(variant: Variant) -> None:
     variant.prefill(single, random(64, 2, 1), random(64, 2, 2), [64, 6, 7])
     with pytest.raises(CacheMismatch):
         variant.decode(random(1, 4, 0), new, new, single)
-
-
-def test_a_flag_of_the_device_is_raised_once(variant: Variant) -> None:
-    """What a replay sets; here the test does."""
-    cache = variant.new_cache(BATCH, 64)
-    variant.prefill(cache, random(9, 2, 1), random(9, 2, 2))
-    refuse(cache)
-    with pytest.raises(CacheMismatch, match="had no room"):
-        variant.attend(random(1, 4, 0), cache)
-    variant.attend(random(1, 4, 0), cache)
 
 
 def refuse(cache: KVCache) -> None:
@@ -309,21 +233,6 @@ def test_a_reset_of_some_sequences_keeps_what_may_be_of_others(variant: Variant,
         variant.attend(random(1, 4, 0), cache)
 
 
-def test_a_flag_is_not_read_before_the_device_has_cleared_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step that runs while the host clears the flag sets it again; one that is enqueued after that is raised."""
-    flag, event = OverflowFlag(gpu=False), Mock()
-    flag._clearing = event
-    ctypes.c_int32.from_address(flag.address).value = 1
-    for capturing, cleared in ((True, True), (False, False)):
-        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)  # noqa: B023
-        event.query.return_value = cleared
-        flag.check()
-    event.query.return_value = True
-    with pytest.raises(CacheMismatch):
-        flag.check()
-    flag.check()
-
-
 @pytest.mark.parametrize("forget", [lambda cache: cache.clear(), lambda cache: cache.reset(range(BATCH))], ids=["clear", "reset"])
 def test_a_captured_clear_leaves_the_host_with_the_most_tokens(
     variant: Variant, forget: Callable[[KVCache], None], monkeypatch: pytest.MonkeyPatch
@@ -352,30 +261,6 @@ def test_a_captured_reset_leaves_lengths_unknown_for_good(variant: Variant, monk
     assert cache.bound == cache.max_len
 
 
-def test_equal_lengths_stay_known_where_only_equal_steps_were_captured(variant: Variant, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = prefilled(variant, [9, 9, 9])[0]
-    captured(monkeypatch, lambda: cache.grow(1))
-    cache.clear()
-    assert cache.sequences.uniform
-    assert cache.bound == cache.max_len
-
-
-def test_a_captured_reorder_copies_whatever_replays_may_hold(variant: Variant, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = prefilled(variant, [9, 9, 9])[0]
-    copied: list[int] = []
-    monkeypatch.setattr(KVCache, "copy_rows", lambda self, index, longest: copied.append(longest))
-    captured(monkeypatch, lambda: cache.reorder([1, 0, 2]))
-    assert copied == [cache.max_len]
-    assert cache.bound == cache.max_len
-
-
-def test_caches_like_another_must_have_its_blocks(variant: Variant) -> None:
-    other = variant.new_cache(BATCH, 64)
-    other.block_tokens = 2 * other.block_tokens
-    with pytest.raises(CacheMismatch, match="same numbers of tokens"):
-        variant.new_cache(like=other)
-
-
 def test_a_layer_of_another_layout_is_refused_though_its_workspace_is_there(variant: Variant) -> None:
     """Layers of several formats share sequences, and so workspaces; K4V2 and K2V4, for one, have blocks of as many bytes."""
     cache = prefilled(variant, [300, 5, 77])[1]
@@ -388,29 +273,6 @@ def test_a_layer_of_another_layout_is_refused_though_its_workspace_is_there(vari
     ):  # fmt: skip
         with pytest.raises(CacheMismatch, match="layout another"):
             call()
-
-
-def test_unpack_asks_for_the_longest_length(variant: Variant) -> None:
-    """Where lengths grew without the host, as in replays."""
-    cache = variant.new_cache(BATCH, 512)
-    variant.prefill(cache, random(300, 2, 1), random(300, 2, 2), [300, 7, 130])
-    cache.bound = 3
-    assert variant.unpack(cache)[0].shape == (BATCH, 300, 2, 32)
-
-
-def test_a_cache_prints_as_one_line_that_reads_nothing_from_the_device(variant: Variant) -> None:
-    cache = variant.new_cache(BATCH, 512)
-    for tokens, told in (([5, 5, 5], "lengths=5"), ([1, 2, 3], "lengths<=8")):
-        cache.advance(tokens)
-        assert told in repr(cache)
-    cache.sequences.lengths = cache.lengths.to("meta")  # reading one of its values raises
-    packed = f"packed=uint8{list(cache.packed.shape)}, k_residual=float16{list(cache.k_residual.shape)}"
-    assert repr(cache).startswith(f"KVCache(batch={BATCH}, max_len=512, lengths<=8, {packed}")
-    assert f"nbytes={cache.nbytes}, device='cpu'" in repr(cache)
-    assert "\n" not in repr(cache)
-    cache.sequences.captured = True  # replays of a graph may have grown the sequences by any number
-    assert "lengths<=512" in repr(cache)
-    assert repr(cache.sequences) == f"Sequences(batch={BATCH}, max_len=512, lengths<=512)"
 
 
 # --- tokens that are taken back --------------------------------------------------------------------------------------
@@ -474,15 +336,6 @@ def test_crops_without_new_tokens_between_them_count_together(croppable: Variant
     assert cache.lengths.tolist() == [34, 44, 54]
 
 
-def test_a_refusal_of_the_device_is_raised_once(croppable: Variant) -> None:
-    """On a GPU the device finds out that a sequence would be too short, and the next call raises."""
-    cache = prefilled(croppable, [40, 50, 60])[0]
-    ctypes.c_int32.from_address(cache.sequences.cropped.address).value = 1
-    with pytest.raises(CacheMismatch, match=r"took back more tokens than cache.rollback allows"):
-        croppable.attend(random(1, 4, 0), cache)
-    croppable.attend(random(1, 4, 0), cache)
-
-
 def test_after_a_crop_that_the_device_refused_the_host_counts_no_sequence_too_short(croppable: Variant) -> None:
     """It has counted tokens as taken back that some sequences still have."""
     cache = prefilled(croppable, [60, 60, 60])[0]
@@ -539,69 +392,6 @@ def test_a_reset_takes_numbers_of_sequences_alone(variant: Variant, rows: object
     assert cache.lengths.tolist() == [9, 8, 7]
     cache.reset(torch.tensor([2, 0], dtype=torch.int32))
     assert cache.lengths.tolist() == [0, 8, 0]
-
-
-def test_numbers_of_numpy_advance_and_wrong_ones_are_named(variant: Variant) -> None:
-    (cache, *_) = prefilled(variant, [9, 8, 7])
-    cache.advance(np.int64(2))
-    assert cache.lengths.tolist() == [11, 10, 9]
-    with pytest.raises(ValueError, match=r"^tokens must lie in 0\.\.512, max_len, not in 1\.\.5000$"):
-        cache.advance([5000, 1, 1])
-    new, flag = (random(4, 2, 0), random(4, 2, 1), torch.tensor([1, -1, 1], dtype=torch.int32)), cache.sequences.overflow.address
-    with pytest.raises(ValueError, match=r"new_lengths\[1\] is -1"):
-        variant.module.pack(*new, *cache.tensors, 512, flag, 1)
-
-
-def test_the_size_of_a_plan_is_that_of_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It depends on the number of multiprocessors, and one kernel may have caches on several GPUs."""
-    monkeypatch.setattr(executable, "on", lambda gpu: nullcontext())
-    module = Mock(plan_size=Mock(side_effect=[40, 60]))
-    launch = executable.Executable(module, 1)
-    lengths = torch.zeros(BATCH, dtype=torch.int32)
-    sizes = []
-    for gpu in (0, 1, 0):
-        sequences = Mock(gpu=gpu, batch=BATCH, max_len=512, lengths=lengths)
-        sizes.append(launch.plan(sequences, 1, append=True, skip_empty=True).numel())
-    assert sizes == [40, 60, 40]
-
-
-def call_of(cache: KVCache, q: torch.Tensor, new: tuple[torch.Tensor, ...], plan: torch.Tensor, workspace: int) -> tuple[object, ...]:
-    """The arguments of a module's `attend`, or with `new` of its `decode`."""
-    end = (512, cache.sequences.overflow.address, 1) if new else ()
-    space = torch.zeros(workspace, dtype=torch.uint8)
-    return (q, *new, *cache.tensors, torch.empty_like(q), None, None, space, plan, 0.2, cache.bound, *end)
-
-
-def test_a_module_refuses_a_plan_whose_partial_results_do_not_fit(variant: Variant) -> None:
-    """Another module of the layout splits sequences into more parts, for which this one's workspace has no room."""
-    backend = get_backend("cpu")
-    schedule = backend.default(variant.spec, "cpu")
-    modules = []
-    for tokens in (1024, 16384):
-        launch = Params({**schedule.launch, "split_tokens": tokens})
-        modules.append(load(build(backend.lower(variant.spec, Schedule("cpu", schedule.layout, launch), "cpu")).path))
-    cache = variant.new_cache(BATCH, 4096)
-    variant.prefill(cache, *(torch.randn(BATCH, 4000, 2, 32).half() for _ in range(2)))
-    plan = torch.empty(modules[0].plan_size(BATCH, 4096, 1), dtype=torch.int32)
-    modules[0].plan(cache.lengths, plan, 1, 0, 0, 4096, cache.sequences.overflow.address)
-    q = random(1, 4, 5)
-    needed, less = (module.workspace_bytes(BATCH, 4096, 1) for module in modules)
-    assert less < needed
-    modules[1].attend(*call_of(cache, q, (), plan, needed))
-    with pytest.raises(ValueError, match=rf"workspace has {less} bytes, this call needs \d+"):
-        modules[1].attend(*call_of(cache, q, (), plan, less))
-    with pytest.raises(ValueError, match="attend: plan is empty: give none instead"):
-        modules[0].attend(*call_of(cache, q, (), plan[:0], needed))
-
-
-def test_a_step_lengthens_no_sequence_that_its_plan_skips(variant: Variant) -> None:
-    (cache, *_) = prefilled(variant, [9, 0, 7])
-    module = variant.module
-    plan = torch.empty(module.plan_size(BATCH, 512, 1), dtype=torch.int32)
-    module.plan(cache.lengths, plan, 1, 1, 1, 512, cache.sequences.overflow.address)
-    size = max(16, module.workspace_bytes(BATCH, 512, 1))
-    module.decode(*call_of(cache, random(1, 4, 5), (random(1, 2, 6), random(1, 2, 7)), plan, size))
-    assert cache.lengths.tolist() == [10, 0, 8]
 
 
 def test_torchs_default_device_does_not_matter(variant: Variant) -> None:

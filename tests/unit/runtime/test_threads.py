@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -12,9 +11,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from kvgen.errors import KvgenError
-from kvgen.runtime import forks
-from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.variant import Variant
 from tests.attacks.threads import Attack
 from tests.support.naive import naive_layout, naive_spec
@@ -103,34 +99,3 @@ def test_a_forked_child_computes_what_its_parent_does(attack: Attack) -> None:
 
     assert in_child(work) is True
     assert torch.equal(attack.kernel.attend(attack.q, cache), expected)
-
-
-def test_a_child_refuses_where_threads_could_not_be_given_back(attack: Attack, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = attack.cache(8)
-    monkeypatch.setattr(forks, "give_threads_back", lambda: False)
-    answer = in_child(lambda: attack.kernel.attend(attack.q, cache))
-    assert isinstance(answer, KvgenError)
-    assert "start processes by spawn" in str(answer)
-
-
-def test_cuda_does_not_survive_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
-    reason = forks.broken(gpu=True)
-    assert reason is not None
-    assert "CUDA was used before this process was forked" in reason
-    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: False)
-    assert forks.broken(gpu=True) is None
-
-
-def test_a_cache_that_another_thread_was_using_is_refused_in_the_child(attack: Attack) -> None:
-    cache = attack.cache(8)
-    with cache.call_order.lock:
-        answer = in_child(lambda: attack.kernel.attend(attack.q, cache))
-    assert isinstance(answer, KvgenError)
-    assert "another thread was in a call over this cache" in str(answer)
-    assert torch.equal(attack.kernel.attend(attack.q, cache), attack.kernel.attend(attack.q, attack.cache(8)))
-
-
-def test_children_see_their_own_locks(attack: Attack) -> None:
-    cache: KVCache = attack.cache(8)
-    assert in_child(lambda: (os.getpid() != 0, cache.call_order.lock.locked())) == (True, False)

@@ -7,14 +7,10 @@ import torch
 
 from kvgen.errors import CacheMismatch
 from kvgen.format.window import first_held, window_places
-from kvgen.measure.compare import Comparison, poison
-from kvgen.measure.inputs import WorkloadInputs
-from kvgen.measure.job import CheckPolicy
-from kvgen.measure.steps import PlannedSteps
-from kvgen.measure.timed import TimedCheck
+from kvgen.measure.compare import poison
 from kvgen.runtime import extend
 from kvgen.runtime.variant import Variant
-from kvgen.spec import KernelSpec, Workload
+from kvgen.spec import KernelSpec
 from kvgen.verify.cache import ReferenceCache
 from kvgen.verify.tolerance import relative_l2, tolerance
 from tests.support.cpu import spec_of, variant
@@ -85,10 +81,6 @@ def _bare(v: Variant, cache, q_len: int) -> tuple[object, ...]:
     return q, *cache.tensors, torch.empty_like(q), None, None, torch.zeros(1 << 20, dtype=torch.uint8), None, 0.1, 300
 
 
-def test_short_caches_have_a_place_for_every_block() -> None:
-    assert variant(SPEC, BLOCK_32).new_cache(1, 100).packed.shape[2] == 4
-
-
 def test_layers_with_a_window_and_without_share_lengths_and_not_caches() -> None:
     local, full = variant(SPEC, BLOCK_32), variant(spec_of(q_len=3), BLOCK_32)
     whole = full.new_cache(2, 2000)
@@ -114,18 +106,3 @@ def test_whatever_a_step_sees_is_held(window: int, q_len: int, rollback: int) ->
         newest = (length + rollback) // 16  # blocks that were packed before tokens were taken back
         assert first_held(spec, 16, length) * 16 <= first_seen
         assert first_seen // 16 > newest - window_places(spec, 16)
-
-
-def test_variants_that_follow_each_other_are_judged_over_the_same_caches() -> None:
-    """The block that a check's `decode` packs takes the place of one that shorter sequences of the next check see."""
-    v = variant(NARROW, BLOCK_32)
-    inputs = WorkloadInputs(v, Workload(batch=12, kv_len=1000), "cpu", cold=0)
-    for _ in range(2):
-        check = TimedCheck(inputs, v, Comparison(v.spec, torch.device("cpu")))
-        check.prepare()
-        check.run()
-
-
-def test_steps_over_a_plan_are_judged_by_what_the_cache_still_holds() -> None:
-    v = variant(NARROW, BLOCK_32)
-    PlannedSteps(v, torch.device("cpu"), CheckPolicy(), Comparison(v.spec, torch.device("cpu"))).run()

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from kvgen.errors import CacheMismatch, KvgenError, ToolchainMissing, UnsupportedError
+from kvgen.runtime.executable import Plan
 from kvgen.runtime.kvcache import KVCache
-from kvgen.runtime.plan import Plan
 
 from ._ops import calls_of, calls_on, spec
 
