@@ -21,7 +21,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.masking_utils import AttentionMaskInterface
 
 from kvgen.integrations.transformers import DecodeLoop, KvgenCache
-from kvgen.runtime.rows import row_of
+from kvgen.runtime.kvcache import row_of
 
 MARGIN = 256
 """Tokens that a loop may append to its sequences while it is timed."""

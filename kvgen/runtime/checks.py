@@ -351,15 +351,16 @@ def sequence_numbers(name: str, given: Any, batch: int, count: int | None = None
 
     Raises TypeError or ValueError: of a mask or of floats, torch would take the values as numbers of sequences.
     """
-    on_host = not isinstance(given, torch.Tensor) or given.device.type == "cpu"
-    if on_host:
-        numbers = _host_numbers(name, given)
-        given = torch.tensor([whole(f"a number of {name}", n, 0, batch - 1) for n in numbers], dtype=torch.int64, device="cpu")
+    if not isinstance(given, torch.Tensor) or given.device.type == "cpu":
+        numbers = [whole(f"a number of {name}", n, 0, batch - 1) for n in _host_numbers(name, given)]
+        found = torch.tensor(numbers, dtype=torch.int64, device="cpu")
     elif given.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"{name} must be int32 or int64, not {str(given.dtype).removeprefix('torch.')}")
-    if given.dim() != 1 or (count is not None and len(given) != count):
-        raise ValueError(f"{name} must have shape [{'n' if count is None else count}], not {list(given.shape)}")
-    return given
+    else:
+        found = given
+    if found.dim() != 1 or (count is not None and len(found) != count):
+        raise ValueError(f"{name} must have shape [{'n' if count is None else count}], not {list(found.shape)}")
+    return found
 
 
 def _host_numbers(name: str, given: Any) -> list[int]:

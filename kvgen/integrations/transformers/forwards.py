@@ -58,7 +58,7 @@ class Chunk:
     """As many new tokens for every sequence, also for those without any: extend attention."""
 
     def __init__(self, kernel: Kernel, caches: Sequence[KVCache], tokens: int) -> None:
-        caches[0].after(tokens)  # raises where there is no room
+        caches[0].sequences.after(tokens)  # raises where there is no room
         self._kernel, self._caches, self._tokens = kernel, caches, tokens
 
     def attend(self, layer: int, x: States) -> torch.Tensor:
