@@ -10,9 +10,9 @@ text are here.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from statistics import median
 
 import torch
@@ -21,7 +21,7 @@ from kvgen._machine import cores
 from kvgen.api.fetch import get_matrix_kernel
 from kvgen.api.matrix import MatrixKernel
 from kvgen.arch import Target, device_type
-from kvgen.bench.run import Record, too_slow
+from kvgen.bench.run import Record, Series, take_turns
 from kvgen.errors import UnsupportedError
 from kvgen.lower.backends import get_backend
 from kvgen.lower.matrix import NO_LAYOUT, PAPER_VARIANTS
@@ -63,7 +63,7 @@ PAPER_ATTENTION_ERROR = {"131072x8192": 0.095}
 """Mean error of a dot product (section 7.3)."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Entrant:
     """A compiled variant by name: the operation's own where it depends on the call."""
 
@@ -76,14 +76,6 @@ class Entrant:
         """The compiled schedule of a call over a shape."""
         chosen = self.of_call[call]
         return chosen.variant(shape.tokens, shape.channels) if isinstance(chosen, MatrixKernel) else chosen
-
-
-@dataclass
-class _Series:
-    entrant: Entrant
-    call: str
-    samples: list[float] = field(default_factory=list)
-    spent: float = 0.0
 
 
 def spec_of(operation: str, target: Target) -> MatrixSpec:
@@ -161,26 +153,22 @@ def _at_shape(
             check = MatrixCheck(variant, device, CheckPolicy())
             MatrixWorkloadCheck(check, shape.key, inputs.matrices[0], inputs.codes[0], inputs.outs[0]).run()
     of_shape = errors(inputs.matrices[0], first.dequantize(inputs.codes[0], inputs.scales[0], inputs.outs[0]))
-    series = [_Series(entrant, call) for entrant in entrants for call in CALLS]
-    rooflines: dict[str, list[float]] = {call: [] for call in CALLS}
-    for number in range(rounds):
-        for one in series:
-            if too_slow(number, one.spent, policy):
-                continue
-            began = time.monotonic()
-            chosen = replace(policy, threads=one.entrant.threads)
-            one.samples.append(median(inputs.time(one.entrant.variant(one.call, shape), chosen, one.call)))
-            one.spent += time.monotonic() - began
-        for call in CALLS if number < 3 else ():
-            moved, roofline = call_bytes(spec, shape, call), read_roofline(target)
-            rooflines[call].append(median((roofline.samples if call == "scales" else roofline.copies)(moved, policy)))
+    rooflines, series = read_roofline(target), dict[tuple[Entrant, str], Series]()
+    for entrant in entrants:
+        for call in CALLS:
+            sample = partial(inputs.time, entrant.variant(call, shape), call=call)
+            moved, reading = call_bytes(spec, shape, call), rooflines.samples if call == "scales" else rooflines.copies
+            read = (lambda policy, moved=moved, reading=reading: median(reading(moved, policy))) if entrant is entrants[0] else None
+            threads = entrant.threads
+            series[entrant, call] = Series(lambda policy, sample=sample, threads=threads: sample(replace(policy, threads=threads)), read)
+    take_turns(list(series.values()), target, policy, rounds)
     name = next((name for name, size in SHAPES.items() if size == (shape.tokens, shape.channels)), "")
     records = []
-    for one in series:
-        us, roofline_us = median(one.samples), median(rooflines[one.call])
+    for (entrant, call), one in series.items():
+        us, roofline_us = median(one.medians), median(series[entrants[0], call].reads)
         records.append({
-            "shape": name, "tokens": shape.tokens, "channels": shape.channels, "variant": one.entrant.name, "target": target,
-            "call": one.call, "us": round(us, 3), "nbytes": call_bytes(spec, shape, one.call), "roofline_us": round(roofline_us, 3),
+            "shape": name, "tokens": shape.tokens, "channels": shape.channels, "variant": entrant.name, "target": target, "call": call,
+            "us": round(us, 3), "nbytes": call_bytes(spec, shape, call), "roofline_us": round(roofline_us, 3),
             "fraction": round(roofline_us / us, 4),
         })  # fmt: skip
     return records, asdict(of_shape)

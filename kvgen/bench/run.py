@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -28,17 +29,18 @@ if TYPE_CHECKING:
 ROUNDS = 15
 READ_ROUNDS = 5
 SLOW_SECONDS = 1.5
-"""A provider that has taken this long is not timed in further rounds than LEAST_ROUNDS, unless it is timed under load."""
+"""What has taken this long is not timed in further rounds than LEAST_ROUNDS."""
 Record = dict[str, Any]
 
 
 @dataclass
 class Series:
-    """An entrant's samples so far."""
+    """What takes turns with others: `sample` gives a round's samples in µs, `read` those of reading (or copying) the same bytes."""
 
-    provider: Provider
-    entrant: Entrant
-    samples: list[float] = field(default_factory=list)
+    sample: Callable[[TimingPolicy], Iterable[float]]
+    read: Callable[[TimingPolicy], float] | None
+    medians: list[float] = field(default_factory=list)
+    """Of each round."""
     reads: list[float] = field(default_factory=list)
     power: Power = field(default_factory=Power)
     """Of the GPU in the last round, under a sustained load."""
@@ -66,53 +68,50 @@ def compare(
     records: list[Record] = []
     for workload in workloads:
         case = Case(spec, workload, target, length(workload))
-        series: list[Series] = []
+        entrants: list[tuple[Provider, Entrant]] = []
         for provider in providers:
             try:
                 if workload.shortest < workload.kv_len and provider.name != "kvgen":
                     raise UnsupportedError(provider.name, "its sequences have one length")
-                series.append(Series(provider, provider.prepare(case)))
+                entrants.append((provider, provider.prepare(case)))
             except (UnsupportedError, ToolchainMissing, NoRoom) as error:  # noqa: PERF203 - the others go on
                 reason = f"{workload.key}: {error.backend}: {error.reason}" if isinstance(error, UnsupportedError) else str(error)
                 if reason not in said:
                     said.add(reason)
                     told(reason)
-        _take_turns(series, target, policy.under(workload.load), rounds)
-        records += [_record(case, one) for one in series]
+        series = [Series(one.sample, partial(read_roofline.read_us, target, one.nbytes)) for _, one in entrants]
+        take_turns(series, target, policy.under(workload.load), rounds)
+        records += [_record(case, *entrant, one) for entrant, one in zip(entrants, series, strict=True)]
         kept(records)
     return records
 
 
-def _take_turns(series: Sequence[Series], target: Target, policy: TimingPolicy, rounds: int) -> None:
+def take_turns(series: Sequence[Series], target: Target, policy: TimingPolicy, rounds: int) -> None:
+    """Time all series A B C A B C …; what is slow has fewer rounds, unless it is timed under load."""
     for number in range(rounds):
         for one in series:
-            if too_slow(number, one.spent, policy):
+            if number >= LEAST_ROUNDS and one.spent > SLOW_SECONDS and not policy.sustained_seconds:
                 continue
             started = time.monotonic()
             if policy.sustained_seconds and target != "cpu":
                 with metered() as one.power:
-                    one.samples.append(median(one.entrant.sample(policy)))
+                    one.medians.append(median(one.sample(policy)))
             else:
-                one.samples.append(median(one.entrant.sample(policy)))
+                one.medians.append(median(one.sample(policy)))
             one.spent += time.monotonic() - started
-            if number < READ_ROUNDS:
-                one.reads.append(read_roofline.read_us(target, one.entrant.nbytes, policy))
+            if number < READ_ROUNDS and one.read is not None:
+                one.reads.append(one.read(policy))
 
 
-def too_slow(number: int, spent: float, policy: TimingPolicy) -> bool:
-    """Whether what has taken `spent` seconds is left out of round `number`."""
-    return number >= LEAST_ROUNDS and spent > SLOW_SECONDS and not policy.sustained_seconds
-
-
-def _record(case: Case, one: Series) -> Record:
-    us, read_us, nbytes, w = median(one.samples), median(one.reads), one.entrant.nbytes, case.workload
+def _record(case: Case, provider: Provider, entrant: Entrant, one: Series) -> Record:
+    us, read_us, w = median(one.medians), median(one.reads), case.workload
     unequal = {"lengths": w.lengths.to_json()} if w.shortest < w.kv_len else {}
     return {
-        "provider": one.provider.name, "backend": one.entrant.backend or one.provider.backend, "spec": case.spec.name,
+        "provider": provider.name, "backend": entrant.backend or provider.backend, "spec": case.spec.name,
         "workload": {"batch": w.batch, "kv_len": w.kv_len, "q_len": w.q_len, **unequal, **({"load": w.load} if w.load != "rested" else {})},
-        "us": round(us, 3), "bytes": nbytes, "tb_s": round(nbytes / us / 1e6, 5), "read_us": round(read_us, 3),
-        "read_fraction": round(read_us / us, 4), "relative_l2": one.entrant.error(), "watts": one.power.watts,
-        "clock_mhz": one.power.clock_mhz, "rounds": len(one.samples),
+        "us": round(us, 3), "bytes": entrant.nbytes, "tb_s": round(entrant.nbytes / us / 1e6, 5), "read_us": round(read_us, 3),
+        "read_fraction": round(read_us / us, 4), "relative_l2": entrant.error(), "watts": one.power.watts,
+        "clock_mhz": one.power.clock_mhz, "rounds": len(one.medians),
     }  # fmt: skip
 
 

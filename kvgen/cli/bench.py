@@ -25,24 +25,15 @@ SUITE = "int8-kernels"
 @app.command()
 def bench(
     spec_name: Annotated[str | None, typer.Argument(metavar="SPEC", help="A spec file, or the name of a preset.")] = None,
-    suite: Annotated[
-        str | None, typer.Option("--suite", metavar="NAME", help="int8-kernels: the INT8 paper's kernels, instead of a SPEC.")
-    ] = None,
-    against: Annotated[
-        list[str] | None, typer.Option("--against", metavar="NAME", help="Only providers whose name contains NAME; may be repeated.")
-    ] = None,
+    suite: Annotated[str | None, typer.Option("--suite", metavar="NAME", help=f"{SUITE}: the INT8 paper's kernels.")] = None,
+    against: Annotated[list[str] | None, typer.Option("--against", metavar="NAME", help="Only providers that NAME is part of.")] = None,
     alone: Annotated[bool, typer.Option("--alone", help="No other providers: only kvgen and the read roofline.")] = False,
     arch: Arch = None,
     workload: Workloads = None,
     decode: Annotated[bool, typer.Option("--decode", help="Time decode (append, attend, flush) instead of attend.")] = False,
-    rounds: Annotated[
-        int, typer.Option("--rounds", min=1, help="One median per provider and round; slow ones have fewer, at least 3.")
-    ] = 15,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Turns of each provider; slow ones have fewer, at least 3.")] = 15,
     sustained: Annotated[
-        float,
-        typer.Option(
-            "--sustained", metavar="TIME", parser=parse_seconds, help="Sustained timing: load before each round, and no pauses in it."
-        ),
+        float, typer.Option("--sustained", metavar="TIME", parser=parse_seconds, help="Load before each round, and no pauses in it.")
     ] = 0.0,
     csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Also write the rows to a file, as they are measured.")] = None,
     as_json: Json = False,

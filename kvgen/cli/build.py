@@ -11,19 +11,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvgen.cli.app import Exit, app
-from kvgen.cli.options import Arch, BackendNames, Json, Workloads, resolve_any_spec, resolve_backends
+from kvgen.cli.options import Arch, BackendNames, Json, Workloads, parse_seconds, resolve_any_spec, resolve_backends
 from kvgen.cli.output import json_list, microseconds, print_launches, print_table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.live import Live
 
-    from kvgen.tune.budget import Budget
     from kvgen.tune.compile_only import CompileReport
     from kvgen.tune.progress import Progress
     from kvgen.tune.result import TuningResult
 
-DEFAULT_BUDGET = "10m"
+DEFAULT_SECONDS = 600.0
 FAILURES_SHOWN = 8
 """Of each kind."""
 DETAIL_CHARS = 160
@@ -36,34 +35,26 @@ def build(
     specs: Annotated[list[str], typer.Argument(metavar="SPEC", help="Spec files, or names of presets.")],
     arch: Arch = None,
     budget: Annotated[
-        str | None, typer.Option("--budget", metavar="TIME", help="Bound of wall-clock time, e.g. 90s, 5min, 1h30m; 10m by default.")
+        float | None, typer.Option("--budget", metavar="TIME", parser=parse_seconds, help="Bound of wall-clock time; 10m by default.")
     ] = None,
     trials: Annotated[int | None, typer.Option("--trials", min=1, metavar="N", help="Bound of the number of measurements.")] = None,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the order of the search.")] = 0,
     backend: BackendNames = None,
     workload: Workloads = None,
     devices: Annotated[str | None, typer.Option("--devices", metavar="all|0,1", help="GPUs to measure on; the first by default.")] = None,
-    storage: Annotated[
-        str | None,
-        typer.Option(
-            "--storage", metavar="URL", help="Database of measurements that several hosts share, e.g. postgresql://user@host/name."
-        ),
-    ] = None,
+    storage: Annotated[str | None, typer.Option("--storage", metavar="URL", help="Database of measurements that hosts share.")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Ignore registered winners.")] = False,
     every: Annotated[bool, typer.Option("--all-schedules", help="Also search what the hints of the search spaces exclude.")] = False,
-    compile_only: Annotated[
-        bool, typer.Option("--compile-only", help="Compile all schedules without measuring; register the default as untuned.")
-    ] = False,
+    compile_only: Annotated[bool, typer.Option("--compile-only", help="Compile all schedules without measuring.")] = False,
     jobs: Annotated[int | None, typer.Option("--jobs", "-j", min=1, help="With --compile-only: compiler processes.")] = None,
-    limit: Annotated[
-        int | None,
-        typer.Option("--limit", min=1, metavar="N", help="With --compile-only: N schedules per back end, of differing parameters."),
-    ] = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="With --compile-only: schedules per back end.")] = None,
     as_json: Json = False,
 ) -> None:
     """Tune specs for this machine and register the winners. Ctrl-C registers the best so far; a later run continues from there."""
+    from kvgen._nvml import visible_gpus
     from kvgen.extras import require
     from kvgen.spec.target import resolve
+    from kvgen.tune.budget import Budget
     from kvgen.tune.compile_only import compile_space
     from kvgen.tune.tuner import tune
 
@@ -77,7 +68,12 @@ def build(
     if devices is not None and all(resolve(spec.arch) == "cpu" for spec in chosen):
         raise typer.BadParameter("--devices names GPUs, and this build is for cpu")
     require("kvgen build", "optuna")
-    backends, allowance, gpus, interrupted = resolve_backends(backend), _budget(budget, trials), _devices(devices), False
+    try:
+        bounds = Budget(trials, budget if budget is not None or trials else DEFAULT_SECONDS)
+        gpus = range(len(visible_gpus())) if devices == "all" else [int(part) for part in devices.split(",")] if devices else None
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    backends, interrupted = resolve_backends(backend), False
     with json_list(as_json) as results:
         for spec in chosen:
             with ProgressView(spec.name, quiet=as_json) as view:
@@ -85,8 +81,8 @@ def build(
                     report = compile_space(spec, backends=backends, workers=jobs, limit=limit, progress=view)
                 else:
                     result = tune(
-                        spec, budget=allowance, backends=backends, seed=seed, storage=storage, progress=view, devices=gpus, fresh=fresh,
-                        all_schedules=every,
+                        spec, budget=bounds, backends=backends, seed=seed, storage=storage, progress=view, fresh=fresh, all_schedules=every,
+                        devices=None if gpus is None else list(gpus),
                     )  # fmt: skip
             results.append(report.to_json() if compile_only else result.to_json())
             if not as_json:
@@ -95,25 +91,6 @@ def build(
                 break
     if interrupted:
         raise typer.Exit(Exit.INTERRUPTED)
-
-
-def _budget(text: str | None, trials: int | None) -> Budget:
-    from kvgen.tune.budget import Budget, parse_duration
-
-    try:
-        return Budget(trials, parse_duration(text) if text else None if trials else parse_duration(DEFAULT_BUDGET))
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
-
-
-def _devices(text: str | None) -> list[int] | None:
-    """Indices of GPUs; None for the current one."""
-    from kvgen._nvml import visible_gpus
-
-    try:
-        return None if text is None else list(range(len(visible_gpus()))) if text == "all" else [int(part) for part in text.split(",")]
-    except ValueError as error:
-        raise typer.BadParameter(f"--devices is all or a list like 0,1, not {text!r}") from error
 
 
 def show(result: TuningResult) -> None:

@@ -43,7 +43,7 @@ def check(
                 if isinstance(files, Exception):
                     results.append(unreachable(store.name, files))
                 else:
-                    results += check_registry(files, worker, keys=keys, archs=archs, speed=speed, accept=accept, compiling=_compiling)
+                    results += check_registry(files, worker, keys=keys, archs=archs, speed=speed, accept=accept, compiling=compiling)
     except KeyboardInterrupt:
         if results and not as_json:  # half of a JSON array would pass for all of it
             _print(results)
@@ -67,10 +67,20 @@ def check(
 def _read(registry: Path | None, keys: list[str], archs: list[str]) -> list[tuple[Store, RegistryFiles | Exception]]:
     """The registries, each with its files or the reason why it cannot be read. Raises BadParameter for a selection that matches nothing."""
     from kvgen.arch import Target
+    from kvgen.errors import HostError
+    from kvgen.registry import Store, packaged_store, user_store
+    from kvgen.tune.regression.registry import RegistryFiles
 
     if unknown := [name for name in archs if name not in get_args(Target)]:
         raise typer.BadParameter(f"there is no target {unknown[0]!r}; choose from {', '.join(get_args(Target))}")
-    read = [(store, _files(store)) for store in _stores(registry)]
+    if registry is not None and not registry.is_dir():
+        raise typer.BadParameter(f"there is no folder {registry}")
+    read: list[tuple[Store, RegistryFiles | Exception]] = []
+    for store in [user_store(), packaged_store()] if registry is None else [Store(registry, registry.resolve().name)]:
+        try:
+            read.append((store, RegistryFiles(store)))
+        except (HostError, OSError) as error:  # noqa: PERF203 - the others are read
+            read.append((store, error))
     known = [key for _, files in read if not isinstance(files, Exception) for key in files.keys]
     if registry is not None and not known and not isinstance(read[0][1], Exception):
         raise typer.BadParameter(read[0][0].without_entries())
@@ -78,35 +88,12 @@ def _read(registry: Path | None, keys: list[str], archs: list[str]) -> list[tupl
     return read
 
 
-def _files(store: Store) -> RegistryFiles | Exception:
-    from kvgen.errors import HostError
-    from kvgen.tune.regression.registry import RegistryFiles
-
-    try:
-        return RegistryFiles(store)
-    except (HostError, OSError) as error:
-        return error
-
-
-def _stores(registry: Path | None) -> list[Store]:
-    from kvgen.registry import Store, packaged_store, user_store
-
-    if registry is None:
-        return [user_store(), packaged_store()]
-    if not registry.is_dir():
-        raise typer.BadParameter(f"there is no folder {registry}")
-    return [Store(registry, registry.resolve().name)]
-
-
-def _compiling(count: int) -> None:
+def compiling(count: int) -> None:
+    """Say on stderr that so many kernels are compiled first."""
     typer.echo(f"compiling {count} {'kernel' if count == 1 else 'kernels'} (cached afterwards)", err=True)
 
 
 def _print(results: list[Result]) -> None:
-    """A row per finding."""
-    rows = [
-        (one.key, one.spec, one.arch, finding.aspect, finding.status, finding.detail)
-        for one in (result.checked for result in results)
-        for finding in one.findings
-    ]
+    checked = [result.checked for result in results]
+    rows = [(one.key, one.spec, one.arch, found.aspect, found.status, found.detail) for one in checked for found in one.findings]
     print_table("", ["key", "spec", "arch", "aspect", "status", "detail"], rows)

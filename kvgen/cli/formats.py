@@ -153,16 +153,11 @@ def spec(
 def recommend(
     model_name: ModelName,
     budget: Annotated[
-        float | None,
-        typer.Option("--budget-bytes-per-token", metavar="N", parser=parse_bytes, help="Bound of a packed token in all layers, e.g. 36KB."),
+        float | None, typer.Option("--budget-bytes-per-token", metavar="N", parser=parse_bytes, help="Of a packed token in all layers.")
     ] = None,
-    most: Annotated[
-        float | None, typer.Option("--max-error", metavar="X", min=0.0, help="Bound of the error that the table shows, e.g. 0.3.")
-    ] = None,
+    most: Annotated[float | None, typer.Option("--max-error", metavar="X", min=0.0, help="Of the error that the table shows.")] = None,
     dtype: DType = None,
-    table: Annotated[
-        Path | None, typer.Option("--table", metavar="FILE", help="A table of `kvgen accuracy --csv` instead of the one that ships.")
-    ] = None,
+    table: Annotated[Path | None, typer.Option("--table", metavar="FILE", help="A table of `kvgen accuracy --csv`.")] = None,
     as_json: Json = False,
 ) -> None:
     """List the formats that fit a bound of memory or of errors, with their entries, and print the specs of the best.
@@ -200,17 +195,7 @@ def recommend(
         told = " / ".join(map(microseconds, times)) if any(times) else "–"
         sizes = [f"{one.token_bytes:.0f}", f"{one.bits:.3f}", str(one.unquantized_tokens)]
         rows.append([one.name, *sizes, *errors, told, _entries(one.entries) or "–"])
-    columns = [
-        "format",
-        "bytes per token",
-        "bits",
-        "tokens kept in 16 bits",
-        "error",
-        "output L2",
-        "weights L1",
-        "8x32768 on a GPU",
-        "entries",
-    ]
+    columns = ["format", "bytes per token", "bits", "tokens in 16 bits", "error", "output L2", "weights L1", "8x32768, GPU", "entries"]
     print_table(f"formats for {model.name}", columns, rows, right=columns[1:-1])
     for why in dict.fromkeys(impossible.values()):
         print_line(f"left out: {', '.join(name for name, reason in impossible.items() if reason == why)}: {why}")

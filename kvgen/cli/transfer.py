@@ -30,10 +30,7 @@ class Format(str, Enum):
 def report(
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The page to write.")] = Path(REPORT),
     keys: Keys = None,
-    bench: Annotated[
-        list[Path] | None,
-        typer.Option("--bench", metavar="FILE", help="Rows of `kvgen bench --csv`: shows other libraries; may be repeated."),
-    ] = None,
+    bench: Annotated[list[Path] | None, typer.Option("--bench", metavar="FILE", help="Rows of `kvgen bench --csv`, to show.")] = None,
     as_json: Json = False,
 ) -> None:
     """Write an HTML page about registered entries: times beside the read roofline, heat maps over batch and length, searches, failures."""
@@ -71,19 +68,10 @@ def report(
 
 @app.command()
 def export(
-    place: Annotated[
-        Path, typer.Argument(metavar="FILE|DIR", help="The archive to write, e.g. kernels.tar.gz; with hf-kernels the folder.")
-    ],
-    names: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY|SPEC", help="Beginnings of keys, all by default; with hf-kernels one spec.")
-    ] = None,
-    form: Annotated[
-        Format, typer.Option("--format", help="archive: for `kvgen import`. hf-kernels: a folder for Hugging Face `kernels`.")
-    ] = Format.ARCHIVE,
-    arch: Annotated[
-        list[str] | None,
-        typer.Option("--arch", metavar="ARCH", help=f"With hf-kernels: {', '.join(get_args(archs.Arch))}; may be repeated."),
-    ] = None,
+    place: Annotated[Path, typer.Argument(metavar="FILE|DIR", help="The archive to write; with hf-kernels the folder.")],
+    names: Annotated[list[str] | None, typer.Argument(metavar="KEY|SPEC", help="Beginnings of keys; with hf-kernels one spec.")] = None,
+    form: Annotated[Format, typer.Option("--format", help="For `kvgen import`, or a folder for Hugging Face `kernels`.")] = Format.ARCHIVE,
+    arch: Annotated[list[str] | None, typer.Option("--arch", metavar="ARCH", help="With hf-kernels: a target; may be repeated.")] = None,
     name: Annotated[str | None, typer.Option("--name", help="With hf-kernels: the kernel's name; the spec's by default.")] = None,
     version: Annotated[int | None, typer.Option("--version", min=0, help="With hf-kernels: the kernel's version; 1 by default.")] = None,
     as_json: Json = False,

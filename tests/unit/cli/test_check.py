@@ -252,7 +252,7 @@ def test_what_must_be_compiled_is_compiled_before_the_first_entry_is_checked(che
         return check_entry(entry, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr("kvgen.tune.regression.run.check_entry", looked)
-    monkeypatch.setattr("kvgen.cli.check._compiling", counts.append)
+    monkeypatch.setattr("kvgen.cli.check.compiling", counts.append)
     place.later(comment="int changed;\n")
     assert check()[0] == 1
     assert (seen, counts) == ([True], [1])
