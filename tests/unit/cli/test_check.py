@@ -13,17 +13,11 @@ import pytest
 
 from kvgen.cli import main
 from kvgen.errors import HostError
-from kvgen.measure.job import Outcome
-from kvgen.registry.entry import Entry
 from kvgen.registry.manifest import manifest_problems, write_manifest
-from kvgen.toolchain import ArtifactCache
-from kvgen.toolchain.compile import cached
 from kvgen.tune.regression import entry as entry_check
 from kvgen.tune.regression import registry as registry_check
-from kvgen.tune.regression.entry import check_entry
 from kvgen.tune.regression.finding import Checked
 from kvgen.tune.regression.registry import RegistryFiles
-from kvgen.tune.regression.source import render
 from tests.support.checking import Place
 
 Run = Callable[..., tuple[int, str]]
@@ -103,15 +97,6 @@ def test_a_full_disk_is_exit_3_and_no_regression(check: Run, place: Place):
     assert (code, only(out)["verdict"], only(out)["environment"]) == (3, "unable", True)
 
 
-def test_a_regression_outweighs_a_full_disk(check: Run, place: Place):
-    def full(*_: object) -> None:
-        raise HostError("cannot write module.so: No space left on device")
-
-    place.build(full)
-    place.later(comment="int changed;\n")
-    assert check()[0] == 1
-
-
 def test_a_missing_device_is_exit_0_and_told_in_the_last_line(check: Run, place: Place):
     place.patch.setattr(entry_check, "cannot_run_here", lambda target: "no NVIDIA GPU is visible")
     code, out = check()
@@ -158,28 +143,6 @@ def test_entries_that_the_manifest_lists_and_that_are_gone_regress(check: Run, p
     assert check()[0] == 0
 
 
-def test_writing_one_entry_does_not_take_a_missing_one_off_the_manifest(check: Run, place: Place):
-    from dataclasses import replace
-
-    other = replace(place.entry, device={"name": "Other"})
-    path = place.store.put(other)
-    write_manifest(place.store.root)
-    shutil.rmtree(path)
-    place.store.put(replace(place.entry, provenance={"date": "2030-01-01"}))
-    code, out = check("--json")
-    assert code == 1
-    assert [one["key"] for one in json.loads(out) if one["verdict"] == "regressed"] == [other.key]
-
-
-def test_all_packaged_entries_gone_is_a_regression(check: Run, place: Place):
-    """The packaged registry is checked with a user's empty one."""
-    write_manifest(place.store.root)
-    for item in place.store.root.iterdir():
-        if item.is_dir():
-            shutil.rmtree(item)
-    assert check()[0] == 1
-
-
 def test_an_entry_in_the_wrong_folder_is_a_regression(check: Run, place: Place):
     path = folder(place)
     path.parent.rename(path.parent.with_name("another-format.0123456789abcdef"))
@@ -211,14 +174,6 @@ def test_only_what_was_selected_is_accepted(check: Run, place: Place, selection:
     assert {line.split()[0] for line in left} == {"notes", (other / "notes").relative_to(place.store.root).as_posix()}
 
 
-def test_files_of_an_entry_that_fails_its_check_are_not_accepted(check: Run, place: Place):
-    write_manifest(place.store.root)
-    (folder(place) / "notes").write_text("by hand")
-    place.numbers(Outcome("wrong", "relative L2 1.0"))
-    assert check("--accept")[0] == 1
-    assert len(manifest_problems(place.store.root)) == 1
-
-
 def test_what_cannot_be_written_is_not_accepted(check: Run, place: Place):
     from kvgen.registry import Store
 
@@ -241,23 +196,6 @@ def test_a_registry_that_cannot_be_read_is_exit_3(check: Run, place: Place):
     code, out = check("--json")
     assert (code, only(out)["environment"]) == (3, True)
     assert "Permission denied" in only(out)["reason"]
-
-
-def test_what_must_be_compiled_is_compiled_before_the_first_entry_is_checked(check: Run, place: Place, monkeypatch: pytest.MonkeyPatch):
-    seen: list[bool] = []
-    counts: list[int] = []
-
-    def looked(entry: Entry, **options: object) -> Checked:
-        seen.extend(cached(source, ArtifactCache()) is not None for source in render(entry).values())
-        return check_entry(entry, **options)  # type: ignore[arg-type]
-
-    monkeypatch.setattr("kvgen.tune.regression.run.check_entry", looked)
-    monkeypatch.setattr("kvgen.cli.check.compiling", counts.append)
-    place.later(comment="int changed;\n")
-    assert check()[0] == 1
-    assert (seen, counts) == ([True], [1])
-    check()
-    assert (seen, counts) == ([True, True], [1])
 
 
 @pytest.mark.parametrize("words", [[], ["--json"]], ids=["table", "json"])
