@@ -37,7 +37,7 @@ from kvgen.measure.read_roofline import read_roofline
 from kvgen.runtime.module import load
 from kvgen.runtime.variant import Variant
 from kvgen.spec import KernelSpec
-from kvgen.toolchain.pool import build_many
+from kvgen.toolchain.compile import build_many
 
 TARGET = "sm90"
 POLICY = TimingPolicy(seconds=0.03, warmup_seconds=0.02, samples=10)

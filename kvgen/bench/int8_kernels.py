@@ -34,7 +34,7 @@ from kvgen.measure.read_roofline import read_roofline
 from kvgen.runtime.matrix import MatrixVariant, load_matrix
 from kvgen.spec import MatrixShape, MatrixSpec, load_any_spec
 from kvgen.toolchain import ArtifactCache
-from kvgen.toolchain.pool import build_all
+from kvgen.toolchain.compile import build_all
 from kvgen.verify.matrix import errors
 
 OURS = "kvgen"

@@ -24,8 +24,7 @@ from kvgen.measure.job import TimingPolicy
 from kvgen.measure.timer import timer_for
 from kvgen.runtime.kvcache import new_bytes
 from kvgen.runtime.module import load_library
-from kvgen.toolchain.artifact import Artifact
-from kvgen.toolchain.cache import ArtifactCache
+from kvgen.toolchain.cache import Artifact, ArtifactCache
 from kvgen.toolchain.compile import build
 
 PIECE = 4096

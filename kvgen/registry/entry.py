@@ -28,7 +28,7 @@ from kvgen.spec import AnySpec, AnyWorkload, KernelSpec, Workload
 from kvgen.spec.dispatch import ALIKE, Call, Dispatch, Tiling
 from kvgen.spec.distance import mean_length
 from kvgen.spec.timing import Timing, require_times
-from kvgen.toolchain.artifact import Artifact, Resources
+from kvgen.toolchain.cache import Artifact, Resources
 from kvgen.toolchain.compilers import machine
 from kvgen.validated import recall, record
 

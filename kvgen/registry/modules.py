@@ -64,7 +64,7 @@ def _rendered(entry: Entry, launch: Launch) -> Source:
 
 def _compiled(sources: Mapping[str, Source], cache: ArtifactCache, ready: Ready, starting: Callable[[], object]) -> dict[str, Path]:
     """Compiled in parallel if the cache lacks them."""
-    from kvgen.toolchain.pool import build_all
+    from kvgen.toolchain.compile import build_all
 
     files = {source.id: file for file, source in sources.items()}
 

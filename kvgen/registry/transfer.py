@@ -26,7 +26,7 @@ from kvgen.registry.gzipped import Refused
 from kvgen.registry.paths import device_folder, format_folder, key_of
 from kvgen.registry.store import Found, Store, entry_files, folder_name, read_entry
 from kvgen.toolchain import Artifact, ArtifactCache
-from kvgen.toolchain.artifact import Resources
+from kvgen.toolchain.cache import Resources
 from kvgen.toolchain.compilers import compiler_for, machine
 
 MODULE, RESOURCES = "module.so", "resources.json"

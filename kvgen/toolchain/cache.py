@@ -8,15 +8,17 @@ import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 from kvgen._resources import user_cache
 from kvgen.construct import construct
 from kvgen.errors import HostError, KvgenError, host_errors
 from kvgen.files import child, is_name, read_plain
-from kvgen.toolchain.artifact import Artifact, Resources
+from kvgen.plaindata import Json, rounded
 
 MODULE = "module.so"
 META = "artifact.json"
@@ -26,9 +28,41 @@ MOST_TEXT = 1 << 24
 """Largest size of any other file, in bytes."""
 
 
-def default_root() -> Path:
-    """`KVGEN_CACHE_DIR`, or kvgen's folder in the user's cache."""
-    return user_cache()
+@dataclass(frozen=True, slots=True)
+class KernelResources:
+    """Resources of one device kernel; bytes are per thread, `shared_bytes` is static shared memory per block."""
+
+    registers: int = 0
+    spill_bytes: int = 0
+    shared_bytes: int = 0
+    stack_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Resources(Json):
+    """Compile time and resources of the kernels; `kernels` is empty for the CPU."""
+
+    compiler: str
+    seconds: Annotated[float, rounded(3)]
+    kernels: Mapping[str, KernelResources] = field(default_factory=dict)
+
+    @property
+    def spill_bytes(self) -> int:
+        """Largest number of bytes of register spills of a kernel."""
+        return max((kernel.spill_bytes for kernel in self.kernels.values()), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """A compiled variant: the shared library at `path`; `id` names source, compiler, flags and machine features."""
+
+    id: str
+    path: Path
+    resources: Resources
+    sha256: str = field(default="", compare=False)
+    """Digest of the library's bytes, as the cache keeps it."""
+    origin: str = field(default="", compare=False)
+    """The machine that compiled it, if it was another one."""
 
 
 class ArtifactCache:
@@ -39,7 +73,7 @@ class ArtifactCache:
     """
 
     def __init__(self, root: Path | None = None) -> None:
-        self.root = Path(root) if root is not None else default_root()
+        self.root = Path(root) if root is not None else user_cache()
         self._swept = False
 
     def get(self, key: str) -> Artifact | None:
@@ -166,7 +200,9 @@ class ArtifactCache:
         parent = self.root / "tmp"
         with host_errors("write", self.root):
             parent.mkdir(parents=True, exist_ok=True)
-            self._sweep_once()
+            if not self._swept:
+                self._swept = True
+                self.sweep()
             folder = Path(tempfile.mkdtemp(prefix=owned(), dir=parent))
             try:
                 yield folder
@@ -183,11 +219,6 @@ class ArtifactCache:
         for file in (self.root / "locks").glob("*.lock"):
             with suppress(Timeout, OSError), FileLock(file, timeout=0):
                 file.unlink(missing_ok=True)
-
-    def _sweep_once(self) -> None:
-        if not self._swept:
-            self._swept = True
-            self.sweep()
 
     def _folder(self, key: str) -> Path:
         if not is_name(key):

@@ -1,4 +1,4 @@
-"""Source to artifact: through the cache, or by running the compiler."""
+"""Source to artifact: through the cache, or by running compilers, several at a time."""
 
 from __future__ import annotations
 
@@ -7,17 +7,22 @@ import re
 import signal
 import subprocess
 import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from functools import partial
 from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
 
-from kvgen.children import run
+from kvgen._machine import cores
+from kvgen.children import Children, run
 from kvgen.errors import HOST_REASONS, CompileError, CompilerCrash, HostError, ToolchainMissing, host_errors
 from kvgen.lower.base import Source
-from kvgen.toolchain.artifact import Artifact, Resources
-from kvgen.toolchain.cache import ArtifactCache
+from kvgen.toolchain.cache import Artifact, ArtifactCache, KernelResources, Resources
 from kvgen.toolchain.compilers import Compiler, compiler_for, machine
-from kvgen.toolchain.probe import probe
-from kvgen.toolchain.ptxas import parse_ptxas
 
+T = TypeVar("T")
+P = TypeVar("P", bound="CompilePool")
 COMPILE_TIMEOUT_S = 600.0
 LOG_CHARS = 20_000
 PASS_DIED = re.compile(r"([\w ]*signal terminated program \w+|'?\w+'? died due to signal \d+)")
@@ -34,9 +39,8 @@ def build(
 ) -> Artifact:
     """The artifact of a source, from the cache (also one that was imported), else compiled.
 
-    A new module is loaded once, in a process of its own, before it is stored. Raises ToolchainMissing without a compiler,
-    CompileError (with its log) where the compiler refuses, takes too long or writes no module, HostError where this machine fails:
-    its disk is full or cannot be written, or a compiler is killed.
+    Raises ToolchainMissing without a compiler, CompileError (with its log) where the compiler refuses, takes too long or writes no module,
+    HostError where this machine fails: its disk is full or cannot be written, or a compiler is killed.
     """
     cache = cache or ArtifactCache()
     ptx_only = ptx_only_default() if ptx_only is None else ptx_only
@@ -85,7 +89,8 @@ def _compile(source: Source, compiler: Compiler, key: str, cache: ArtifactCache,
         started = time.monotonic()
         log = run_compiler(compiler.command(source, file, output, ptx_only=ptx_only), folder, timeout_s)
         seconds = time.monotonic() - started
-        probe(output, source.functions, str(compiler))
+        if not output.is_file():
+            raise CompileError(f"{compiler} ended well and wrote no module")
         kernels = parse_ptxas(log) if source.language == "cuda" else {}
         return cache.put(key, output, Resources(str(compiler), seconds, kernels), {file.name: source.text, "log.txt": log})
 
@@ -101,17 +106,144 @@ def run_compiler(command: list[str], folder: Path, timeout_s: float) -> str:
             done = run(command, timeout_s, cwd=folder, env=environment, stderr=subprocess.STDOUT)
     except subprocess.TimeoutExpired:
         raise CompileError(f"{Path(command[0]).name} took longer than {timeout_s:g} s and was stopped") from None
-    if done.returncode:
-        raise _failure(Path(command[0]).name, done.returncode, done.stdout, folder)
-    return done.stdout
-
-
-def _failure(name: str, status: int, log: str, folder: Path) -> CompileError | HostError:
-    """The error that a compiler's exit status and messages mean: it refused the source, or this machine failed."""
+    name, status, log = Path(command[0]).name, done.returncode, str(done.stdout)
     if status < 0:
-        return CompilerCrash(f"{name} was ended by {signal.Signals(-status).name}", folder)
-    if reason := HOST_REASONS.search(log):
-        return HostError(f"{name} could not work in {folder}: {reason[0]}", folder)
-    if died := PASS_DIED.search(log):
-        return CompilerCrash(f"{name} failed: {died[0].strip()}", folder)
-    return CompileError(f"{name} failed with exit status {status}", log[:LOG_CHARS])
+        raise CompilerCrash(f"{name} was ended by {signal.Signals(-status).name}", folder)
+    if status and (reason := HOST_REASONS.search(log)):
+        raise HostError(f"{name} could not work in {folder}: {reason[0]}", folder)
+    if status and (died := PASS_DIED.search(log)):
+        raise CompilerCrash(f"{name} failed: {died[0].strip()}", folder)
+    if status:
+        raise CompileError(f"{name} failed with exit status {status}", log[:LOG_CHARS])
+    return log
+
+
+class CompilePool:
+    """Threads that each run one compiler at a time; `workers` defaults to the CPUs of this process.
+
+    Leaving the context drops what has not started and waits for the rest, or ends it if an exception leaves the context.
+    """
+
+    def __init__(
+        self, cache: ArtifactCache, workers: int | None = None, *, ptx_only: bool | None = None, timeout_s: float = COMPILE_TIMEOUT_S
+    ) -> None:
+        self.workers = workers or cores()
+        self._cache, self._ptx_only, self._timeout_s = cache, ptx_only, timeout_s
+        self._children = Children()
+        self._threads = ThreadPoolExecutor(self.workers, "compile", self._children.adopt)
+
+    def __enter__(self: P) -> P:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is not None:
+            self.stop()
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+    def stop(self) -> None:
+        """End the compilers that run, and drop what has not started."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._children.kill()
+
+    def run(self, task: Callable[[], T]) -> Future[T]:
+        """Queue a task for one of the threads."""
+        return self._threads.submit(task)
+
+    def build(self, source: Source) -> Artifact:
+        """Compile in this thread, unless the cache has the artifact. Raises as `kvgen.toolchain.build` does."""
+        return build(source, self._cache, ptx_only=self._ptx_only, timeout_s=self._timeout_s)
+
+
+def build_many(
+    sources: Sequence[Source],
+    workers: int | None = None,
+    cache: ArtifactCache | None = None,
+    *,
+    ptx_only: bool | None = None,
+    timeout_s: float = COMPILE_TIMEOUT_S,
+) -> Iterator[tuple[int, Artifact | CompileError | CompilerCrash]]:
+    """Yield (index, artifact or the compiler's error) as compilations end; `workers` defaults to the CPUs of this process.
+
+    Closing the iterator ends the compilations. Raises ToolchainMissing before anything is compiled,
+    HostError if the disk or this machine fails.
+    """
+    for language in {source.language for source in sources}:
+        compiler_for(language)
+    with CompilePool(cache or ArtifactCache(), workers, ptx_only=ptx_only, timeout_s=timeout_s) as pool:
+        futures = {pool.run(partial(pool.build, source)): index for index, source in enumerate(sources)}
+        for future in as_completed(futures):
+            error = future.exception()
+            yield futures[future], error if isinstance(error, (CompileError, CompilerCrash)) else future.result()
+
+
+def build_all(
+    sources: Iterable[Source],
+    cache: ArtifactCache,
+    starting: Callable[[int], object],
+    ready: Callable[[str, Artifact], object] = lambda *_: None,
+) -> dict[str, Artifact]:
+    """Artifacts by source id: from the cache, or compiled in parallel, each distinct source once.
+
+    `starting` is called with the number of compilations before the first, and not at all if there are none; `ready` with the id and
+    the artifact of each source as soon as it is there. The first failure is raised, and the other compilations end. Raises as `build`
+    does.
+    """
+    distinct = {source.id: source for source in sources}
+    found = {key: artifact for key, source in distinct.items() if (artifact := cached(source, cache)) is not None}
+    missing = [source for key, source in distinct.items() if key not in found]
+    if missing:
+        starting(len(missing))
+    for key, artifact in found.items():
+        ready(key, artifact)
+    for index, result in build_many(missing, cache=cache):
+        if not isinstance(result, Artifact):
+            raise result
+        found[missing[index].id] = result
+        ready(missing[index].id, result)
+    return found
+
+
+# --- what a CUDA kernel uses -----------------------------------------------------------------------------------------------
+
+_ENTRY = re.compile(r"Compiling entry function '([^']+)'")
+_STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+_REGISTERS = re.compile(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?")
+
+
+def parse_ptxas(log: str) -> dict[str, KernelResources]:
+    """Resources by short kernel name, from the output of `nvcc -Xptxas -v`."""
+    raw: dict[str, dict[str, int]] = {}
+    current: dict[str, int] = {}
+    for line in log.splitlines():
+        if entry := _ENTRY.search(line):
+            current = raw.setdefault(entry[1], {})
+        elif stack := _STACK.search(line):
+            current.update(stack_bytes=int(stack[1]), spill_bytes=int(stack[2]) + int(stack[3]))
+        elif used := _REGISTERS.search(line):
+            current.update(registers=int(used[1]), shared_bytes=int(used[2] or 0))
+            current = {}  # functions that are no kernels follow
+    return {name: KernelResources(**values) for name, values in zip(short_names(list(raw)), raw.values(), strict=True)}
+
+
+def short_names(mangled: list[str]) -> list[str]:
+    """Readable unique names, `decode<4, Half>` for `void kvgen::decode<4, kvgen::Half>(int*)`; as they are where c++filt is missing."""
+    try:
+        full = run(["c++filt"], 60.0, "\n".join(mangled)).stdout.split("\n")[: len(mangled)]
+    except OSError:
+        return mangled
+    short = [_shorten(name) for name in full]
+    return short if len(set(short)) == len(short) else full
+
+
+def _shorten(name: str) -> str:
+    """Without return type, namespaces and arguments."""
+    depth, end = 0, len(name)
+    for index in range(len(name) - 1, -1, -1):
+        depth += {")": 1, "(": -1}.get(name[index], 0)
+        if name[index] == "(" and depth == 0 and index:
+            end = index
+            break
+    name = re.sub(r"\(\w+\)(?=[\w-])", "", name[:end].replace("(anonymous namespace)::", ""))
+    name = re.sub(r"\b\w+::", "", name)
+    head, bracket, rest = name.partition("<")
+    return head.split()[-1] + bracket + rest if head.split() else name

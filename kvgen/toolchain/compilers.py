@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from kvgen._machine import cpuinfo
-from kvgen.arch import GPUS, GpuArch, Target
+from kvgen.arch import GPUS, Target
 from kvgen.digest import digest
 from kvgen.errors import ToolchainMissing
 from kvgen.lower.base import Language, Source
@@ -26,10 +26,7 @@ CUDA_WHEELS = "nvidia-cuda-nvcc nvidia-nvvm nvidia-cuda-crt nvidia-cuda-cccl nvi
 CXX_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared", "-march=native", "-fno-math-errno", "-fno-trapping-math")
 NVCC_FLAGS = ("-O3", "-std=c++17", "--expt-relaxed-constexpr", "-Xptxas", "-v", "-shared", "-Xcompiler", "-fPIC", "-cudart", "static")
 PTXAS_THREADS = ("-Xptxas", "--split-compile=4")
-"""ptxas compiles a module's kernels in parallel. The instructions are the same, so the artifact's key leaves this out. The same flag of
-nvcc splits the optimizer before ptxas as well: some kernels then differ.
-"""
-PTXAS_THREADS_SINCE = (12, 2)
+"""ptxas compiles a module's kernels in parallel, which leaves their instructions the same: the artifact's key omits it."""
 OBEYED = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "NVCC_CCBIN", "CPATH", "CPLUS_INCLUDE_PATH", "GCC_EXEC_PREFIX", "COMPILER_PATH")
 """Variables by which compilers of this machine may be told to compile otherwise."""
 OTHER_CXX = "unset it, or point it at a g++"
@@ -54,18 +51,16 @@ class Compiler:
         """Flags of one compilation, without input, output and include folders."""
         if self.name == "g++":
             return (*CXX_FLAGS, *source.flags)
-        return (*NVCC_FLAGS, "-gencode", _gencode(GPUS[source.target], ptx_only=ptx_only), *source.flags)
+        gpu = GPUS[source.target]
+        sm, compute = f"sm_{gpu.number}", f"compute_{gpu.number}"
+        code = compute if ptx_only else sm if gpu.specific else f"[{sm},{compute}]"  # with PTX where later architectures can run it
+        return (*NVCC_FLAGS, "-gencode", f"arch={compute},code={code}", *source.flags)
 
     def command(self, source: Source, file: Path, output: Path, *, ptx_only: bool = False) -> list[str]:
         """The whole command line that compiles `file` to the shared library `output`."""
         include = [f"-I{folder}" for folder in (*source.include, *tvm_ffi_include())]
-        flags = (*self.flags(source, ptx_only=ptx_only), *self.link, *self._parallel())
-        return [str(self.path), *flags, *include, str(file), "-o", str(output)]
-
-    def _parallel(self) -> tuple[str, ...]:
-        """Flags that shorten a compilation and leave its instructions as they are."""
-        knows = self.name == "nvcc" and tuple(map(int, self.version.split(".")[:2])) >= PTXAS_THREADS_SINCE
-        return PTXAS_THREADS if knows else ()
+        parallel = PTXAS_THREADS if self.name == "nvcc" else ()
+        return [str(self.path), *self.flags(source, ptx_only=ptx_only), *self.link, *parallel, *include, str(file), "-o", str(output)]
 
     def key(self, source: Source, *, ptx_only: bool = False) -> str:
         """Digest of all that decides the compiled bytes: source, headers, compilers, flags, CPU features, FFI headers."""
@@ -87,11 +82,6 @@ def find_gxx() -> Compiler:
         raise ToolchainMissing(f"CXX is {named!r}, which is not an executable: {OTHER_CXX}")
     if path is None:
         raise ToolchainMissing("g++ was not found: install it (Debian and Ubuntu: apt install g++), or point CXX at one")
-    return Compiler("g++", Path(path).absolute(), _gxx_version(path, named))  # it runs in a folder of its own
-
-
-def _gxx_version(path: str, named: str | None) -> str:
-    """What a g++ says of itself. Raises ToolchainMissing for another program; `named` is how CXX calls it."""
     try:
         version = _output([path, "-dumpfullversion", "-dumpversion"]).strip()
         reason = "it does not answer -dumpversion like a g++ does"
@@ -99,7 +89,7 @@ def _gxx_version(path: str, named: str | None) -> str:
         version, reason = "", str(error)
     if not re.fullmatch(r"\d+(\.\d+)*", version):
         raise ToolchainMissing(f"CXX is {named!r}, which is no g++ ({reason}): {OTHER_CXX}" if named else f"{path} is no g++: {reason}")
-    return version
+    return Compiler("g++", Path(path).absolute(), version)  # it runs in a folder of its own
 
 
 @cache
@@ -132,13 +122,6 @@ def nvcc_wheel() -> Path | None:
             if (prefix / "nvvm" / "bin" / "cicc").exists():
                 return prefix
     return None
-
-
-def _gencode(gpu: GpuArch, *, ptx_only: bool) -> str:
-    """What nvcc generates: machine code, and PTX where later architectures can run it; or PTX alone."""
-    sm, compute = f"sm_{gpu.number}", f"compute_{gpu.number}"
-    code = compute if ptx_only else sm if gpu.specific else f"[{sm},{compute}]"
-    return f"arch={compute},code={code}"
 
 
 @cache

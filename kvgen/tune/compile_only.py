@@ -23,7 +23,7 @@ from kvgen.registry.store import Store
 from kvgen.spec import AnySpec
 from kvgen.spec.target import resolve
 from kvgen.toolchain import Artifact, ArtifactCache
-from kvgen.toolchain.pool import build_many
+from kvgen.toolchain.compile import build_many
 from kvgen.tune.contenders import Contender, contenders, require
 from kvgen.tune.progress import Progress, Watch
 from kvgen.tune.register import make_untuned

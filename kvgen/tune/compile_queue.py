@@ -10,7 +10,7 @@ from functools import partial
 from kvgen.lower.schedule import Schedule
 from kvgen.lower.sources import Sources
 from kvgen.toolchain import Artifact, ArtifactCache
-from kvgen.toolchain.pool import CompilePool
+from kvgen.toolchain.compile import CompilePool
 
 
 class CompileQueue(CompilePool):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from kvgen.errors import ToolchainMissing
 from kvgen.toolchain import Artifact
-from kvgen.toolchain.ptxas import short_names
+from kvgen.toolchain.compile import short_names
 
 MMA = ("HMMA", "IMMA", "QMMA")
 RARE = ("MUFU", "SHFL", "MOVM", "ENDCOLLECTIVE")

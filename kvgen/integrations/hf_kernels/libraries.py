@@ -17,9 +17,8 @@ from kvgen.registry.select import select
 from kvgen.runtime.device import cannot_run_here
 from kvgen.spec import KernelSpec
 from kvgen.toolchain import Artifact, ArtifactCache
-from kvgen.toolchain.compile import ptx_only_default
+from kvgen.toolchain.compile import build_all, ptx_only_default
 from kvgen.toolchain.compilers import cpu_features
-from kvgen.toolchain.pool import build_all
 from kvgen.tune.regression.numerics import check_numerics
 
 Tell = Callable[[str], object]

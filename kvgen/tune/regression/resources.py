@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kvgen.registry.entry import Entry
-from kvgen.toolchain.artifact import Resources
+from kvgen.toolchain.cache import Resources
 from kvgen.tune.regression.finding import Finding
 
 FIELDS = ("registers", "spill_bytes", "shared_bytes")

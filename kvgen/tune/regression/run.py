@@ -16,7 +16,7 @@ from kvgen.registry.entry import Entry
 from kvgen.registry.manifest import MANIFEST
 from kvgen.registry.store import Store
 from kvgen.toolchain import ArtifactCache
-from kvgen.toolchain.pool import build_all
+from kvgen.toolchain.compile import build_all
 from kvgen.tune.regression.entry import check_entry
 from kvgen.tune.regression.finding import FAILING, Checked, Finding
 from kvgen.tune.regression.registry import RegistryFiles

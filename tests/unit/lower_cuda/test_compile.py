@@ -12,8 +12,8 @@ import pytest
 from kvgen.errors import CompileError, ToolchainMissing
 from kvgen.toolchain import Artifact
 from kvgen.toolchain.cache import ArtifactCache
+from kvgen.toolchain.compile import build_many
 from kvgen.toolchain.compilers import find_nvcc
-from kvgen.toolchain.pool import build_many
 from tests.support.kernel_cases import KernelCase
 from tests.support.sass import attend_kernels, find_cuobjdump
 

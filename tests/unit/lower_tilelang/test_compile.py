@@ -8,7 +8,7 @@ import pytest
 
 from kvgen.errors import CompileError
 from kvgen.toolchain.cache import ArtifactCache
-from kvgen.toolchain.pool import build_many
+from kvgen.toolchain.compile import build_many
 from tests.support.kernel_cases import KernelCase
 from tests.support.tilelang import needs_tilelang
 

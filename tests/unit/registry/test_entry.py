@@ -12,7 +12,7 @@ from kvgen.lower.base import Source
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.registry.entry import Code, Damaged, Entry
 from kvgen.registry.paths import locate, portable
-from kvgen.toolchain.artifact import Artifact, KernelResources, Resources
+from kvgen.toolchain.cache import Artifact, KernelResources, Resources
 
 
 def _again(entry: Entry) -> Entry:

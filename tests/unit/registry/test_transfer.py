@@ -16,7 +16,7 @@ from kvgen.registry import Store, transfer
 from kvgen.registry.device import origin
 from kvgen.registry.gzipped import Refused
 from kvgen.toolchain import ArtifactCache, build
-from kvgen.toolchain.artifact import Resources
+from kvgen.toolchain.cache import Resources
 from kvgen.tune.budget import Budget
 from kvgen.tune.compile_only import compile_space
 from kvgen.tune.tuner import tune

@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from kvgen.arch import GPUS
-from kvgen.errors import CompileError, ToolchainMissing
+from kvgen.errors import CompileError, CompilerCrash, HostError, ToolchainMissing
 from kvgen.lower.base import Source
-from kvgen.toolchain import ArtifactCache, build
+from kvgen.toolchain import ArtifactCache, KernelResources, build
 from kvgen.toolchain import compile as compiling
-from kvgen.toolchain.compile import run_compiler
-from kvgen.toolchain.pool import build_many
+from kvgen.toolchain.compile import build_many, parse_ptxas, run_compiler
+from kvgen.toolchain.compilers import Compiler
+from kvgen.toolchain.machine_code import same_machine_code
 
 GOOD = Source('extern "C" int answer() { return 42; }\n', "c++", "cpu")
 BAD = Source('#line 7 "decode.cpp.jinja"\nint f() { return undeclared; }\n', "c++", "cpu")
@@ -80,15 +81,6 @@ def test_pool_yields_artifacts_and_refusals_by_index(tmp_path: Path) -> None:
     assert results[0].id != results[2].id
 
 
-def test_pool_asks_for_the_compiler_before_it_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(language: str) -> None:
-        raise ToolchainMissing(f"no compiler for {language}")
-
-    monkeypatch.setattr("kvgen.toolchain.pool.compiler_for", missing)
-    with pytest.raises(ToolchainMissing, match="no compiler for cuda"):
-        next(build_many([Source("", "cuda", "sm90")], cache=ArtifactCache(tmp_path)))
-
-
 @pytest.mark.nvcc
 def test_cuda_modules_compile_for_every_target_and_report_resources(tmp_path: Path) -> None:
     text = "template <int N> __global__ void fill(float* x) { x[threadIdx.x] = N; }\nvoid go(float* x) { fill<3><<<1, 32>>>(x); }\n"
@@ -99,3 +91,78 @@ def test_cuda_modules_compile_for_every_target_and_report_resources(tmp_path: Pa
         assert name == "fill<3>"
         assert 0 < artifact.resources.kernels[name].registers <= 32
         assert artifact.resources.spill_bytes == 0
+
+
+def compiled_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> ArtifactCache:
+    """Build a source with a compiler that is a shell script; `$out` is where it should write."""
+    path = tmp_path / "bin" / "g++"
+    path.parent.mkdir()
+    path.write_text(f"#!/bin/sh\nfor out; do :; done\n{script}\n")
+    path.chmod(0o755)
+    monkeypatch.setattr(compiling, "compiler_for", lambda _: Compiler("g++", path, "1.0"))
+    cache = ArtifactCache(tmp_path / "cache")
+    build(Source("int x;\n", "c++", "cpu"), cache, ptx_only=False)
+    return cache
+
+
+@pytest.mark.parametrize(
+    ("script", "kind", "reason"),
+    [
+        (
+            "echo 'x.s: fatal error: cannot write: No space left on device' >&2; exit 1",
+            HostError,
+            "could not work in .*No space left on device",
+        ),
+        ("echo 'cc1plus: out of memory allocating 65536 bytes after a total of 1' >&2; exit 1", HostError, "out of memory"),
+        ("kill -KILL $$", CompilerCrash, "ended by SIGKILL"),
+        ("kill -SEGV $$", CompilerCrash, "ended by SIGSEGV"),
+        (
+            "echo 'g++: fatal error: Killed signal terminated program cc1plus' >&2; exit 1",
+            CompilerCrash,
+            "Killed signal terminated program cc1plus",
+        ),
+        ("echo \"nvcc error   : 'cicc' died due to signal 9 (Kill signal)\" >&2; exit 9", CompilerCrash, "cicc' died due to signal 9"),
+    ],
+)
+def test_a_machine_that_fails_a_compiler_is_no_refusal_of_the_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, kind: type[HostError], reason: str
+) -> None:
+    with pytest.raises(HostError, match=reason) as caught:
+        compiled_by(tmp_path, monkeypatch, script)
+    assert type(caught.value) is kind
+    assert [file for file in (tmp_path / "cache").rglob("*") if file.is_file()] == []
+
+
+LOG = """\
+ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function '_ZN5kvgen4fillILi64EfEEvPT0_i' for 'sm_90a'
+ptxas info    : Function properties for _ZN5kvgen4fillILi64EfEEvPT0_i
+    48 bytes stack frame, 12 bytes spill stores, 20 bytes spill loads
+ptxas info    : Used 12 registers, used 1 barriers, 48 bytes stack, 256 bytes smem
+ptxas info    : Compile time = 1.2 ms
+ptxas info    : Compiling entry function '_ZN5kvgen4fillILi128EfEEvPT0_i' for 'sm_90a'
+ptxas info    : Function properties for _ZN5kvgen4fillILi128EfEEvPT0_i
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 255 registers, 396 bytes cmem[0]
+"""
+
+
+def test_ptxas_log_gives_resources_by_readable_kernel_name() -> None:
+    kernels = parse_ptxas(LOG)
+    assert kernels == {
+        "fill<64, float>": KernelResources(registers=12, spill_bytes=32, shared_bytes=256, stack_bytes=48),
+        "fill<128, float>": KernelResources(registers=255, spill_bytes=0, shared_bytes=0, stack_bytes=0),
+    }
+
+
+def test_machine_code_is_the_same_but_for_names_and_comments(tmp_path: Path) -> None:
+    text = 'extern "C" int answer(int n) { return n * %s; }\n'
+
+    def module(code: str) -> Path:
+        return build(Source(code, "c++", "cpu", flags=("-O1",)), ArtifactCache(tmp_path)).path
+
+    one = module(text % 41)
+    assert same_machine_code(one, module("// a comment\n\n" + (text % 41).replace("answer", "reply")))
+    assert not same_machine_code(one, module(text % 43))
+    (tmp_path / "half").write_bytes(one.read_bytes()[:2000])
+    assert not same_machine_code(tmp_path / "half", one)

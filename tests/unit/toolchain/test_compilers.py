@@ -37,24 +37,6 @@ def test_cuda_targets_compile_for_their_architecture() -> None:
     assert gencode("sm80", ptx_only=True) == "arch=compute_80,code=compute_80"
 
 
-def test_command_names_input_output_and_every_include_folder(tmp_path: Path) -> None:
-    source = Source("", "c++", "cpu", include=(Path("/headers"),), flags=("-fopenmp",))
-    command = GXX.command(source, tmp_path / "in.cpp", tmp_path / "out.so")
-    assert command[0] == "/usr/bin/g++"
-    assert command[-3:] == [str(tmp_path / "in.cpp"), "-o", str(tmp_path / "out.so")]
-    assert {"-I/headers", "-fopenmp", "-shared", "-march=native"} <= set(command)
-    assert any(flag.startswith("-I") and flag.endswith("tvm_ffi/include") for flag in command)
-
-
-def test_ptxas_works_in_parallel_where_it_can(tmp_path: Path) -> None:
-    source = Source("", "cuda", "sm90")
-    files = tmp_path / "in.cu", tmp_path / "out.so"
-    assert "--split-compile=4" in NVCC.command(source, *files)
-    assert "--split-compile=4" not in replace(NVCC, version="12.1.105").command(source, *files)
-    assert "--split-compile=4" not in GXX.command(Source("", "c++", "cpu"), *files)
-    assert "--split-compile=4" not in NVCC.flags(source), "flags are part of the key"
-
-
 def test_key_covers_source_flags_compiler_and_mode(tmp_path: Path) -> None:
     source = Source("int x;", "cuda", "sm80")
     header = tmp_path / "a.cuh"
@@ -134,19 +116,6 @@ def test_a_cxx_that_is_no_gxx_is_one_sentence(
     assert "returned non-zero" not in message
 
 
-def test_a_cxx_is_used(fresh: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("CXX", path := program(tmp_path, "echo 13.2.0"))
-    assert find_gxx() == Compiler("g++", Path(path), "13.2.0")
-
-
-def test_a_relative_cxx_is_found_from_the_folder_of_a_compilation(fresh: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    path = Path(program(tmp_path, "echo 13.2.0"))
-    monkeypatch.chdir(path.parent)
-    monkeypatch.setenv("CXX", f"./{path.name}")
-    assert find_gxx().path.is_absolute()
-    assert find_gxx().path.samefile(path)
-
-
 def test_missing_nvcc_says_where_it_was_looked_for(fresh: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CUDA_HOME", raising=False)
@@ -162,15 +131,6 @@ def fake_nvcc(folder: Path, release: str = "V13.0.88") -> Path:
     path.write_text(f"#!/bin/sh\necho 'Cuda compilation tools, release 13.0, {release}'\n")
     path.chmod(0o755)
     return path
-
-
-def test_nvcc_of_cuda_home_comes_before_the_wheels(fresh: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    home, wheel = fake_nvcc(tmp_path / "home"), fake_nvcc(tmp_path / "wheel")
-    monkeypatch.setattr(compilers, "find_gxx", lambda: GXX)
-    monkeypatch.setattr(compilers, "nvcc_wheel", lambda: wheel.parent.parent)
-    monkeypatch.setenv("PATH", "/bin-without-nvcc")
-    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "home"))
-    assert find_nvcc() == Compiler("nvcc", home, "13.0.88", host=str(GXX))
 
 
 def test_nvcc_of_the_wheels_links_from_its_own_prefix(fresh: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -196,10 +156,3 @@ def test_nvcc_is_told_of_the_host_compiler_that_cxx_names(fresh: None, monkeypat
     monkeypatch.setenv("PATH", "/bin-without-nvcc:/usr/bin:/bin")
     command = find_nvcc().command(Source("", "cuda", "sm90"), tmp_path / "a.cu", tmp_path / "a.so")
     assert command[command.index("-ccbin") + 1] == path
-
-
-def test_wheels_without_nvvm_are_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    fake_nvcc(tmp_path / "nvidia" / "cu13")
-    (tmp_path / "nvidia" / "__init__.py").touch()
-    monkeypatch.syspath_prepend(str(tmp_path))
-    assert compilers.nvcc_wheel() is None

@@ -32,7 +32,7 @@ def compile_queue(tmp_path: Path, gate: Event, monkeypatch: pytest.MonkeyPatch) 
         assert gate.wait(60.0)
         return Artifact(source.id, tmp_path, Resources("g++", 1.0, {}))
 
-    monkeypatch.setattr("kvgen.toolchain.pool.build", build)
+    monkeypatch.setattr("kvgen.toolchain.compile.build", build)
     with CompileQueue(Sources(tiny_spec(), "cpu", {"cpu": FakeBackend()}), ArtifactCache(tmp_path), workers=2) as made:
         yield made
         gate.set()

@@ -48,7 +48,7 @@ def test_a_full_disk_ends_the_run_and_is_remembered_of_no_schedule(tmp_path: Pat
 
     store, cache = Store(tmp_path / "registry"), ArtifactCache(tmp_path / "cache")
     with monkeypatch.context() as patch:
-        patch.setattr("kvgen.toolchain.pool.build", full)
+        patch.setattr("kvgen.toolchain.compile.build", full)
         with pytest.raises(HostError, match="no space"):
             tune(tiny_spec(), "cpu", Budget(trials=2), backends=[FakeBackend()], store=store, cache=cache, runner=FakeRunner())
     again = tune(tiny_spec(), "cpu", Budget(trials=2), backends=[FakeBackend()], store=store, cache=cache, runner=FakeRunner())
@@ -69,7 +69,7 @@ def test_a_schedule_whose_compiler_was_killed_is_tried_again_by_the_next_run(tmp
 
     store, cache = Store(tmp_path / "registry"), ArtifactCache(tmp_path / "cache")
     with monkeypatch.context() as patch:
-        patch.setattr("kvgen.toolchain.pool.build", killed_once)
+        patch.setattr("kvgen.toolchain.compile.build", killed_once)
         first = tune(tiny_spec(), "cpu", Budget(), backends=[FakeBackend()], store=store, cache=cache, runner=FakeRunner())
     assert victims
     assert first.failures == []
