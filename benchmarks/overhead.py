@@ -69,14 +69,14 @@ allocating = loop(lambda: kernel.decode(q, new, new, cache))
 print(json.dumps([loaded, first, loaded + first, again, full_call - raw_call, allocating - raw_call, raw_call]))
 """
 NAMES = (
-    "load_spec of a YAML file in a new process, after importing torch",
-    "get_kernel of a loaded spec in a new process",
-    "both: a cold fetch",
-    "both, of a spec that is new to the machine",
-    "second get_kernel",
-    "decode call over the module's own function, out given",
-    "decode call over the module's own function, out allocated",
-    "the module's own function (20 tokens)",
+    "`load_spec` in a new process, torch imported",
+    "`get_kernel` in a new process, module in the cache",
+    "both: a first fetch",
+    "the same, of a spec that is new to the machine",
+    "`get_kernel` again",
+    "`decode` with `out` given, besides the module's function",
+    "`decode` that allocates `out`, besides the module's function",
+    "the module's function, over 20 tokens",
 )
 
 

@@ -175,6 +175,13 @@ def cpu() -> str:
     return table(["batch × kv_len", "int8", "int4", "int2", "fastest torch SDPA", "ONNX Runtime, int8", "ONNX Runtime, int4"], body)
 
 
+def overhead() -> str:
+    """What the host takes around a kernel."""
+    found = frame("overhead.csv")
+    times = [f"{us / 1e3:.0f} ms" if us >= 1e3 else f"{us:.1f} µs" for us in found.us]
+    return table(["step", "time"], zip(found.what, times, strict=True))
+
+
 def steps() -> list[pd.DataFrame]:
     """Decode steps of a model with a time, by case: the loop over 16 bits begins one, which counts if that loop has a time."""
     found = frame("h200_generate.csv")
@@ -294,7 +301,7 @@ def matrix_paper() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "serving": serving, "summary": summary, "shapes": shapes, "plans": plans, "cpu": cpu, "generate": generate,
+    "serving": serving, "summary": summary, "shapes": shapes, "plans": plans, "cpu": cpu, "overhead": overhead, "generate": generate,
     "generate-summary": generate_summary, "preset-sizes": sizes, "accuracy": accuracy,
     "matrix-quantize": lambda: matrix_speed("quantize"), "matrix-dequantize": lambda: matrix_speed("dequantize"),
     "matrix-bandwidth": matrix_bandwidth, "matrix-paper": matrix_paper,
