@@ -1,1 +1,23 @@
-"""What kernels are compared with: the fp64 reference of quantization, cache, attention and matrices, and data to try them on."""
+"""What a kernel is put through before it is trusted: the fp64 reference of its numbers, and the checks of its calls against it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class CheckPolicy:
+    """How a variant is verified, besides at the workload of its job."""
+
+    seed: int = 0
+    """Seed of the data."""
+    steps: int = 3
+    """Least number of decode steps of a life cycle; there is one for every number of query tokens that the spec allows."""
+    repeats: int = 3
+    """Calls that must agree bit for bit."""
+    long_tokens: int = 1000
+    """Tokens, at least, of the long life cycle."""
+    most_tokens: int = 1 << 16
+    """Tokens, at most, of the long sequences that `attend` reads."""
+    workloads_only: bool = False
+    """Skip the checks that do not depend on a workload: the artifact has passed them."""
