@@ -14,7 +14,7 @@ from kvgen._nvml import gpu_identity
 from kvgen.bench.run import facts, write_csv
 
 if TYPE_CHECKING:
-    from kvgen.measure.job import TimingPolicy
+    from kvgen.measure.measurement import TimingPolicy
 
 RESULTS = Path(__file__).parent / "results"
 READ_EVERY = 3

@@ -27,7 +27,7 @@ import torch
 
 from benchmarks.common import gpu_facts, gpu_word, parser, take_turns, write_rows
 from kvgen.measure.inputs import NoRoom, WorkloadInputs
-from kvgen.measure.job import TimingPolicy
+from kvgen.measure.measurement import TimingPolicy
 from kvgen.measure.read_roofline import read_roofline
 from kvgen.registry.default import serving_entry
 from kvgen.registry.entry import Entry

@@ -37,7 +37,7 @@ from benchmarks.fused_llama import fuse
 from kvgen.api.fetch import get_kernel
 from kvgen.bench.run import facts
 from kvgen.integrations.transformers import KvgenCache, layer_specs
-from kvgen.measure.job import TimingPolicy
+from kvgen.measure.measurement import TimingPolicy
 from kvgen.measure.read_roofline import read_us
 
 BIG = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8}

@@ -26,18 +26,18 @@ from benchmarks.common import gpu_facts, gpu_word, parser, take_turns, write_row
 from benchmarks.gpu_words import lengths_of, schedule_word, schedules_of, spec_of, workload_of
 from kvgen._machine import cores
 from kvgen.errors import CheckError, KvgenError, UnsupportedError
+from kvgen.format.sizes import half_full
 from kvgen.lower.backends import get_backend
 from kvgen.lower.base import Source
 from kvgen.lower.schedule import Schedule, layout_of
-from kvgen.measure.bytes import half_full
-from kvgen.measure.check import check
 from kvgen.measure.inputs import WorkloadInputs
-from kvgen.measure.job import TimingPolicy
+from kvgen.measure.measurement import TimingPolicy
 from kvgen.measure.read_roofline import read_roofline
 from kvgen.runtime.module import load
 from kvgen.runtime.variant import Variant
 from kvgen.spec import KernelSpec
 from kvgen.toolchain.compile import build_many
+from kvgen.verify.check import check
 
 TARGET = "sm90"
 POLICY = TimingPolicy(seconds=0.03, warmup_seconds=0.02, samples=10)

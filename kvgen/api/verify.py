@@ -7,10 +7,11 @@ from contextlib import suppress
 
 from kvgen.arch import device_type
 from kvgen.errors import CheckError, HostError, MeasureError
-from kvgen.measure.job import CheckPolicy, Job
+from kvgen.measure.measurement import Job
 from kvgen.measure.worker import Worker
 from kvgen.registry.entry import Entry
 from kvgen.toolchain import Artifact, ArtifactCache
+from kvgen.verify import CheckPolicy
 
 POLICY = CheckPolicy(steps=1, repeats=2, most_tokens=4096)
 """Every call, over shorter sequences than a build's: a program waits for it."""
@@ -69,7 +70,7 @@ class Verification:
     def _job(self, file: str, artifact: Artifact) -> Job:
         entry = self._entry
         launch = next(launch for launch in entry.every_launch if launch.file == file)
-        return Job(entry.spec, entry.schedule(launch), entry.arch, artifact.path, (), POLICY, None)
+        return Job(entry.spec, entry.schedule(launch), entry.arch, artifact.path, None, POLICY, None)
 
     def _verify(self, file: str, artifact: Artifact, job: Job) -> None:
         with self._cache.lock(f"{artifact.id}-verify"):  # of processes that fetch at once, one verifies

@@ -26,16 +26,15 @@ from kvgen.errors import UnsupportedError
 from kvgen.lower.backends import get_backend
 from kvgen.lower.matrix import NO_LAYOUT, PAPER_VARIANTS
 from kvgen.lower.schedule import Schedule
-from kvgen.measure.device import free_bytes
-from kvgen.measure.job import CheckPolicy, TimingPolicy
-from kvgen.measure.matrix import CALLS, MatrixInputs, call_bytes
-from kvgen.measure.matrix_check import MatrixCheck, MatrixWorkloadCheck
+from kvgen.measure.inputs import CALLS, MatrixInputs, call_bytes
+from kvgen.measure.measurement import TimingPolicy
 from kvgen.measure.read_roofline import read_roofline
 from kvgen.runtime.matrix import MatrixVariant, load_matrix
 from kvgen.spec import MatrixShape, MatrixSpec, load_any_spec
 from kvgen.toolchain import ArtifactCache
 from kvgen.toolchain.compile import build_all
-from kvgen.verify.matrix import errors
+from kvgen.verify.filled import free_bytes
+from kvgen.verify.matrix import MatrixWorkloadCheck, errors
 
 OURS = "kvgen"
 BESIDE: Target = "cpu"
@@ -150,8 +149,7 @@ def _at_shape(
     inputs = MatrixInputs(MatrixVariant(spec, first.module), shape, device, policy.cold_bytes)
     for entrant in entrants:
         for variant in {id(v): v for v in (entrant.variant(call, shape) for call in CALLS)}.values():
-            check = MatrixCheck(variant, device, CheckPolicy())
-            MatrixWorkloadCheck(check, shape.key, inputs.matrices[0], inputs.codes[0], inputs.outs[0]).run()
+            MatrixWorkloadCheck(variant, shape.key, inputs.matrices[0], inputs.codes[0], inputs.outs[0]).run()
     of_shape = errors(inputs.matrices[0], first.dequantize(inputs.codes[0], inputs.scales[0], inputs.outs[0]))
     rooflines, series = read_roofline(target), dict[tuple[Entrant, str], Series]()
     for entrant in entrants:

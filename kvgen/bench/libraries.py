@@ -18,8 +18,8 @@ from kvgen.arch import Target
 from kvgen.bench.provider import Case, Entrant, Provider
 from kvgen.errors import ToolchainMissing, UnsupportedError
 from kvgen.extras import require
-from kvgen.measure.device import free_bytes
 from kvgen.spec import KernelSpec
+from kvgen.verify.filled import free_bytes
 from kvgen.verify.quantize import DTYPES
 
 SHORT = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}

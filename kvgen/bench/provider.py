@@ -12,7 +12,7 @@ from kvgen.api.kernel import Kernel
 from kvgen.arch import Target
 from kvgen.measure.device import cold_bytes
 from kvgen.measure.inputs import WorkloadInputs
-from kvgen.measure.job import TimingPolicy
+from kvgen.measure.measurement import TimingPolicy
 from kvgen.measure.timer import timer_for
 from kvgen.spec import KernelSpec, Workload
 from kvgen.verify.attention import attend

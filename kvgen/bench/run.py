@@ -17,9 +17,9 @@ from kvgen.bench.provider import Case, Entrant, Provider
 from kvgen.errors import ToolchainMissing, UnsupportedError, host_errors
 from kvgen.files import write_whole
 from kvgen.measure import read_roofline
+from kvgen.measure.device import Power, metered
 from kvgen.measure.inputs import NoRoom
-from kvgen.measure.job import LEAST_ROUNDS, LOAD_SECONDS, TimingPolicy
-from kvgen.measure.power import Power, metered
+from kvgen.measure.measurement import LEAST_ROUNDS, LOAD_SECONDS, TimingPolicy
 from kvgen.registry.device import here
 from kvgen.spec import KernelSpec, Workload
 

@@ -16,7 +16,7 @@ from kvgen.cli.output import microseconds, print_json, print_table
 if TYPE_CHECKING:
     from kvgen.arch import Target
     from kvgen.bench.provider import Provider
-    from kvgen.measure.job import TimingPolicy
+    from kvgen.measure.measurement import TimingPolicy
     from kvgen.spec import KernelSpec
 
 SUITE = "int8-kernels"
@@ -52,7 +52,7 @@ def bench(
     pin_threads()
     import torch
 
-    from kvgen.measure.job import TimingPolicy
+    from kvgen.measure.measurement import TimingPolicy
     from kvgen.spec.target import resolve
 
     call = "decode" if decode else "attend"
@@ -101,7 +101,7 @@ def run(
     from kvgen.api import get_kernel
     from kvgen.bench.provider import Ours
     from kvgen.bench.run import compare, facts, frame, write_csv
-    from kvgen.measure.bytes import half_full
+    from kvgen.format.sizes import half_full
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import lcm
 
 from kvgen.format.layout import PackedLayout, packed_layout
 from kvgen.format.residual import residual_rows
-from kvgen.spec import KernelSpec
+from kvgen.spec import KernelSpec, Workload
+from kvgen.spec.traffic import sequence_lengths
 
 BLOCK = 128
 """Most tokens of a packed block where the format leaves them open."""
@@ -67,3 +69,32 @@ def token_bytes(spec: KernelSpec, layers: int) -> float:
     """Bytes of a packed token in all layers and KV heads of a model, padding of blocks included, unquantized tokens not."""
     layout = layout_of_format(spec)
     return layers * spec.attention.kv_heads * layout.block_bytes / layout.tokens
+
+
+def must_read(spec: KernelSpec, layout: PackedLayout, lengths: Iterable[int]) -> int:
+    """Bytes of codes, scales, zeros and unquantized tokens that one `attend` over sequences of these lengths reads; padding does not count.
+    With a window, only the blocks that it reaches.
+    """
+    window, rows = spec.attention.window, residual_rows(spec, layout.tokens)
+    total = 0
+    for length in lengths:
+        first = 0 if window is None else max(0, length - window)
+        full = rows.packed_blocks(length)
+        blocks = full - min(full, first // layout.tokens)  # a window never goes with sink tokens
+        rest = min(length - full * layout.tokens, length - first)
+        total += blocks * layout.payload_bytes + 2 * rest * layout.head_dim * (4 if spec.attention.dtype == "float32" else 2)
+    return spec.attention.kv_heads * total
+
+
+def timed_lengths(spec: KernelSpec, layout: PackedLayout, workload: Workload) -> list[int]:
+    """Tokens of each sequence when a workload is timed: `half_full` of equal ones; of unequal ones those that the workload says."""
+    if workload.shortest == workload.kv_len:
+        return [half_full(spec, layout, workload.kv_len)] * workload.batch
+    return sequence_lengths(workload)
+
+
+def half_full(spec: KernelSpec, layout: PackedLayout, kv_len: int) -> int:
+    """The length at which a workload is timed: `kv_len`, less so many tokens that the newest block is half full, as it is on average."""
+    if kv_len % layout.tokens:
+        return kv_len
+    return max(1, kv_len - (kv_len - spec.cache.sink - spec.cache.local - layout.tokens // 2) % layout.tokens)

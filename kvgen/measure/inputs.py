@@ -1,40 +1,42 @@
-"""Inputs of one workload for timing: quantized caches with real data, as many copies as exceed the device's last-level cache."""
+"""Inputs of a workload that are timed: caches or matrices with real data, in as many copies as exceed the device's last-level cache."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
 from kvgen.errors import MeasureError
 from kvgen.format.residual import residual_rows
+from kvgen.format.sizes import must_read, timed_lengths
 from kvgen.format.window import window_places
-from kvgen.measure.bytes import must_read, timed_lengths
-from kvgen.measure.device import cold_bytes, free_bytes
-from kvgen.measure.filled import FilledCache
-from kvgen.measure.job import TimingPolicy
-from kvgen.measure.power import Power, metered
-from kvgen.measure.timer import Calls, Timer, timer_for
-from kvgen.runtime.kvcache import KVCache
+from kvgen.lower.matrix import ELEMENT_BYTES
+from kvgen.measure.device import cold_bytes
+from kvgen.measure.measurement import TimingPolicy
+from kvgen.measure.timer import timer_for
+from kvgen.runtime.matrix import MatrixVariant
 from kvgen.runtime.variant import Variant
-from kvgen.spec import Workload
-from kvgen.verify.data import learned_sinks, normal
+from kvgen.spec import MatrixShape, MatrixSpec, Workload
+from kvgen.verify import matrix as reference
+from kvgen.verify.check import WorkloadCaches
+from kvgen.verify.filled import free_bytes
 
 MOST_COPIES = 64
 FREE_SHARE = 0.8
 """Of the memory that is free, for the caches of one workload."""
+CALLS = ("quantize", "dequantize", "scales")
 
 
 class NoRoom(MeasureError):
     """The memory that is free cannot hold the caches of a workload."""
 
 
-class WorkloadInputs:
+class WorkloadInputs(WorkloadCaches):
     """A workload over one layout; every variant of that layout can be verified and timed on it.
 
-    `q`, `k`, `v` and `sinks` are the inputs of every call, `lengths` the tokens of each sequence (the workload's, unless they are given),
-    `length` the longest, `nbytes` what a call must read. On a GPU, `attend` over unequal lengths has a plan that was made before, as all
-    layers of a step share one.
+    `lengths` are the tokens of each sequence, the workload's unless they are given; `nbytes` is what a call must read. On a GPU, `attend`
+    over unequal lengths has a plan that was made before, as all layers of a step share one.
 
     Raises NoRoom where the memory that is free cannot hold the caches.
     """
@@ -47,43 +49,18 @@ class WorkloadInputs:
         cold: int | None = None,
         lengths: Sequence[int] | None = None,
     ) -> None:
-        self.workload = workload
-        self.device = torch.device(device)
-        layout = variant.layout
-        self.lengths = timed_lengths(variant.spec, layout, workload) if lengths is None else list(lengths)
-        self.length, self.uniform = max(self.lengths), len(set(self.lengths)) == 1
-        self.nbytes = must_read(variant.spec, layout, self.lengths)
-        cold = cold_bytes(self.device.type) if cold is None else cold
+        self.lengths = timed_lengths(variant.spec, variant.layout, workload) if lengths is None else list(lengths)
+        self.nbytes = must_read(variant.spec, variant.layout, self.lengths)
+        cold = cold_bytes(torch.device(device).type) if cold is None else cold
         copies = max(1, min(MOST_COPIES, -(-cold // self.nbytes)))
-        unpacked = variant.spec.cache.unpacked
-        room = max(self.length, unpacked) + layout.tokens + workload.q_len
-        _require_room(variant, workload, room, copies, self.device)
-        self.filled = FilledCache(variant, workload.batch, room, self.device)
-        self.filled.set(self.lengths)
-        self._start = self.filled.cache.lengths.clone()
-        self.caches: list[KVCache] = [self.filled.cache, *(self.filled.copy(variant) for _ in range(copies - 1))]
-        inputs = normal(variant.spec, workload.batch, workload.q_len, q_len=workload.q_len, seed=1)
-        self.q, self.k, self.v = (x.to(self.device) for x in (inputs.q, inputs.k, inputs.v))
-        self.sinks = learned_sinks(variant.spec, self.device)
+        self._require_room(variant, workload, copies, torch.device(device))
+        super().__init__(variant, workload, device, self.lengths, copies)
         self._outs = [torch.empty_like(self.q) for _ in range(copies)]
-        for cache in self.caches:
-            variant.release(cache)  # the workspace of the variant that filled it
-        self.wanted: object | None = None
-        """The expected results, which `kvgen.measure.timed` stores here."""
-        self.power = Power()
-        """Of the GPU during the last sustained timing."""
 
     @property
     def held_bytes(self) -> int:
         """Bytes of the caches."""
         return sum(cache.nbytes for cache in self.caches)
-
-    def rewind(self) -> None:
-        """Restore every cache as it was filled: lengths, bounds, residuals."""
-        for cache in self.caches:
-            cache.lengths.copy_(self._start)
-            cache.bound, cache.sequences.uniform = self.length, self.uniform
-            self.filled.restore(cache)
 
     def time(self, variant: Variant, policy: TimingPolicy) -> tuple[float, ...]:
         """Samples in µs per call of `policy.call`, under the workload's load. Raises MeasureError, and CacheMismatch for another layout."""
@@ -96,21 +73,14 @@ class WorkloadInputs:
                 variant.prepare(cache)
             timer = timer_for(self.device)
             if policy.call == "attend":
-                return self._metered(timer, [self._attend(variant, i) for i in indices], policy)
+                return timer.time([self._attend(variant, i) for i in indices], policy)
             steps = max(1, variant.layout.tokens // self.workload.q_len)
-            samples = self._metered(timer, [self._decode(variant, i, steps) for i in indices], policy)
+            samples = timer.time([self._decode(variant, i, steps) for i in indices], policy)
             self.rewind()
             return tuple(sample / steps for sample in samples)
         finally:
             for cache in self.caches:
                 variant.release(cache)
-
-    def _metered(self, timer: Timer, calls: Calls, policy: TimingPolicy) -> tuple[float, ...]:
-        """Samples; of a sustained load on a GPU with `power`."""
-        if self.device.type != "cuda" or not policy.sustained_seconds:
-            return timer.time(calls, policy)
-        with metered(torch.cuda.current_device()) as self.power:
-            return timer.time(calls, policy)
 
     def _attend(self, variant: Variant, index: int) -> Callable[[], object]:
         cache, out, q = self.caches[index], self._outs[index], self.q
@@ -125,7 +95,7 @@ class WorkloadInputs:
         """As many decode steps as fill a block, with one flush; their mean length is the workload's, which is restored at the end."""
         cache, out = self.caches[index], self._outs[index]
         back = steps * self.workload.q_len // 2
-        first = (self._start - back).clamp(min=0)
+        first = (self.start - back).clamp(min=0)
 
         def begin(lengths: torch.Tensor, bound: int) -> None:
             cache.lengths.copy_(lengths)
@@ -135,18 +105,60 @@ class WorkloadInputs:
             begin(first, max(0, self.length - back))
             for _ in range(steps):
                 variant.decode(self.q, self.k, self.v, cache, out=out, sinks=self.sinks)
-            begin(self._start, self.length)
+            begin(self.start, self.length)
 
         return run
 
+    def _require_room(self, variant: Variant, workload: Workload, copies: int, device: torch.device) -> None:
+        """Raise NoRoom if the caches would take more than FREE_SHARE of the memory that is free."""
+        layout, attention = variant.layout, variant.spec.attention
+        rows = residual_rows(variant.spec, layout.tokens).rows
+        blocks = window_places(variant.spec, layout.tokens) or -(-self.room(variant, workload, self.lengths) // layout.tokens)
+        residual = 2 * rows * layout.head_dim * (4 if attention.dtype == "float32" else 2)
+        nbytes = copies * workload.batch * attention.kv_heads * (blocks * layout.block_bytes + residual)
+        free = free_bytes(device)
+        if nbytes > FREE_SHARE * free:
+            raise NoRoom(f"the caches of {workload.key} take {nbytes / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free")
 
-def _require_room(variant: Variant, workload: Workload, room: int, copies: int, device: torch.device) -> None:
-    """Raise NoRoom if the caches of a workload would take more than FREE_SHARE of the memory that is free."""
-    layout, attention = variant.layout, variant.spec.attention
-    rows = residual_rows(variant.spec, layout.tokens).rows
-    blocks = window_places(variant.spec, layout.tokens) or -(-room // layout.tokens)
-    residual = 2 * rows * layout.head_dim * (4 if attention.dtype == "float32" else 2)
-    nbytes = copies * workload.batch * attention.kv_heads * (blocks * layout.block_bytes + residual)
-    free = free_bytes(device)
-    if nbytes > FREE_SHARE * free:
-        raise NoRoom(f"the caches of {workload.key} take {nbytes / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free")
+
+class MatrixInputs:
+    """Matrices of one shape, with their codes and scales, in as many copies as exceed the device's last-level cache.
+
+    `nbytes` is what `quantize` or `dequantize` moves: every element read and written once, as dtype or code, and the scales read.
+    """
+
+    def __init__(self, variant: MatrixVariant, shape: MatrixShape, device: torch.device | str, cold: int | None = None) -> None:
+        self.shape, self.device = shape, torch.device(device)
+        self.nbytes = call_bytes(variant.spec, shape, variant.spec.operation)
+        cold = cold_bytes(self.device.type) if cold is None else cold
+        count = max(1, min(MOST_COPIES, -(-cold // self.nbytes)))
+        first = reference.uniform(shape.tokens, shape.channels, variant.dtype, self.device)
+        scale = reference.scales(first)
+        codes = torch.zeros(first.shape, dtype=torch.int8, device=self.device)
+        for rows in reference.chunks(*first.shape):
+            codes[rows] = reference.codes(first[rows], scale)
+        self.matrices, self.scales, self.codes = ([x, *(x.clone() for _ in range(count - 1))] for x in (first, scale, codes))
+        self.outs = [torch.empty_like(first) for _ in range(count)] if variant.spec.operation == "dequantize" else self.matrices
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of matrices and codes."""
+        return sum(x.nbytes for x in {id(x): x for x in (*self.matrices, *self.codes, *self.outs)}.values())
+
+    def time(self, variant: MatrixVariant, policy: TimingPolicy, call: str | None = None) -> tuple[float, ...]:
+        """Samples in µs of the spec's operation, or of `call` (one of CALLS). Raises MeasureError."""
+        module, call = variant.module, call or variant.spec.operation
+        if module.set_threads is not None and policy.threads is not None:
+            module.set_threads(policy.threads)
+        given = {
+            "dequantize": (self.codes, self.scales, self.outs),
+            "quantize": (self.matrices, self.scales, self.codes),
+            "scales": (self.matrices, self.scales),
+        }[call]
+        return timer_for(self.device).time([partial(getattr(module, call), *each) for each in zip(*given, strict=True)], policy)
+
+
+def call_bytes(spec: MatrixSpec, shape: MatrixShape, call: str) -> int:
+    """Bytes that one of CALLS must move: the matrix, the scales, and unless it is `scales`, the codes."""
+    codes = 0 if call == "scales" else 1
+    return shape.elements * (ELEMENT_BYTES[spec.matrix.dtype] + codes) + 4 * shape.channels

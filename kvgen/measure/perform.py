@@ -3,134 +3,119 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from statistics import median
+from typing import Any
 
 import torch
 
 from kvgen.errors import CheckError, UnsupportedError
-from kvgen.measure.allowance import Allowance
-from kvgen.measure.inputs import NoRoom
-from kvgen.measure.job import LEAST_ROUNDS, Job, Kind, Outcome, TimingPolicy
-from kvgen.measure.loaded import Allow, load_candidate
-from kvgen.measure.power import Power
-from kvgen.measure.protocols import Candidate, Inputs, Key, Stage, Verification
-from kvgen.spec import AnyWorkload
-from kvgen.spec.timing import Timing
+from kvgen.lower.schedule import layout_of
+from kvgen.measure.device import Power, metered
+from kvgen.measure.inputs import MatrixInputs, NoRoom, WorkloadInputs
+from kvgen.measure.measurement import LEAST_ROUNDS, Job, Kind, Measurement, TimingPolicy
+from kvgen.measure.memory import Allowance
+from kvgen.measure.read_roofline import read_roofline
+from kvgen.runtime.matrix import MatrixVariant
+from kvgen.runtime.module import MatrixModule, load, load_as
+from kvgen.runtime.variant import Variant
+from kvgen.spec import MatrixSpec
+from kvgen.verify import Check, CheckPolicy
+from kvgen.verify.check import WorkloadCheck, checks_of
+from kvgen.verify.matrix import MatrixCheck, MatrixWorkloadCheck
+from kvgen.verify.tolerance import Comparison
 
-_kept: dict[Key, Inputs] = {}
+Stage = Callable[[str], None]
+"""Called with the name of the stage that begins: load, reference, verify, time."""
 KEPT_SHARE = 0.3
 """Of a GPU's memory, for inputs of workloads that are kept for later candidates."""
 NO_MEMORY = ("bad_alloc", "can't allocate memory", "out of memory", "cudaErrorMemoryAllocation")
 
+_kept: dict[Hashable, Any] = {}
 
-def perform(job: Job, stage: Stage, allow: Allow = Allowance) -> Outcome:
-    """Do a job; exceptions of the candidate become its outcome. `allow` gives each candidate its allowance of host memory."""
-    clock = _Clock(stage)
-    timings: list[Timing] = []
+
+def perform(job: Job, stage: Stage, memory_bytes: int | None = None) -> Measurement:
+    """Do a job; exceptions of the candidate become its measurement. The candidate may allocate `memory_bytes` on the host."""
     accuracy: dict[str, float] = {}
+    checks: list[Check] = []
+
+    def verify(check: Check) -> None:
+        stage("reference")
+        check.prepare()
+        stage("verify")
+        check.run()
+        _settle(job)
+        checks.append(check)
+
+    found = Measurement("ok", accuracy=accuracy)
     try:
-        clock("load")
-        candidate = load_candidate(job, allow)
-        checker = None
-        if job.check is not None:
-            checker = candidate.verification(job.check)
-            accuracy = checker.accuracy
-            if not job.check.workloads_only:
-                checker.run(clock, partial(_settle, job))
-        for workload in job.workloads:
-            timings += _at_workload(job, workload, candidate, checker, clock)
-        if checker is not None and timings:
-            clock("verify")
-            checker.again()
+        stage("load")
+        candidate = load_candidate(job, memory_bytes)
+        if job.check is not None and not job.check.workloads_only:
+            for check in candidate.checks(job.check, accuracy):
+                verify(check)
+        if job.workload is not None:
+            stage("reference")
+            inputs = _kept_inputs(candidate, job)
+            if job.check is not None:
+                verify(candidate.check_at(inputs, accuracy))
+            if job.timing is not None:
+                stage("time")
+                samples, power = candidate.time(inputs, job.timing)
+                read_us = candidate.read_us(inputs, job.timing) if job.timing.read else None
+                found = replace(found, samples=samples, read_us=read_us, watts=power.watts, clock_mhz=power.clock_mhz)
+                stage("verify")
+                for check in checks:
+                    check.again()
         _settle(job)
     except Exception as error:
-        return Outcome(_kind(error), _sentence(error), (), accuracy, clock.seconds)
-    return Outcome("ok", "", tuple(timings), accuracy, clock.seconds)
-
-
-def _at_workload(job: Job, workload: AnyWorkload, candidate: Candidate, checker: Verification | None, clock: _Clock) -> list[Timing]:
-    """Verify on the inputs that are timed, time, verify again. Without `job.timing`, verify only."""
-    clock("reference")
-    cold = 0 if job.timing is None else job.timing.cold_bytes
-    inputs = _kept_inputs(candidate, workload, job.device, cold)
-    timed = None
-    if checker is not None:
-        timed = checker.at(inputs)
-        timed.prepare()
-        clock("verify")
-        timed.run()
-        _settle(job)
-    found = []
-    if job.timing is not None:
-        clock("time")
-        samples = candidate.time(inputs, job.timing)
-        read_us = median(candidate.roofline(inputs, job.timing)) if job.timing.read else None
-        found.append(Timing(workload, median(samples), samples, read_us, None, inputs.power.watts, inputs.power.clock_mhz))
-    if timed is not None:
-        clock("verify")
-        timed.again()
-        timed.close()
+        return _failed(error, accuracy)
+    finally:
+        for check in checks:
+            check.close()
     return found
 
 
 def perform_interleaved(
-    jobs: Sequence[Job], rounds: int, stage: Stage, seconds: float | None = None, allow: Allow = Allowance
-) -> list[Outcome]:
+    jobs: Sequence[Job], rounds: int, stage: Stage, seconds: float | None = None, memory_bytes: int | None = None
+) -> list[Measurement]:
     """Time verified candidates A B C A B C …; each sample is the median of one round. A candidate that fails does not end the others.
 
     With `seconds`, each workload gets an equal part of the time that is left, and as many rounds as fit, but at least LEAST_ROUNDS.
     """
-    clock = _Clock(stage)
     until = None if seconds is None else time.monotonic() + seconds
-    candidates: dict[int, Candidate] = {}
-    failed: dict[int, Outcome] = {}
-    samples: dict[int, dict[AnyWorkload, list[float]]] = {index: {} for index in range(len(jobs))}
-    reads: dict[int, dict[AnyWorkload, list[float]]] = {index: {} for index in range(len(jobs))}
-    powers: dict[int, dict[AnyWorkload, Power]] = {index: {} for index in range(len(jobs))}
-    workloads = list(dict.fromkeys(work for job in jobs for work in job.workloads))
+    candidates: dict[int, _Candidate] = {}
+    found = [Measurement("ok") for _ in jobs]
+    reads: list[list[float]] = [[] for _ in jobs]
+    workloads = list(dict.fromkeys(job.workload for job in jobs))
     for place, workload in enumerate(workloads):
-        shared: dict[Hashable, Inputs] = {}
-        for _ in _rounds(rounds, until, len(workloads) - place):
+        shared: dict[Hashable, Any] = {}
+        for _ in rounds_within(rounds, until, len(workloads) - place):
             read_us: dict[int, float] = {}  # by bytes: one read per round serves all candidates
             for index, job in enumerate(jobs):
-                policy = job.timing or TimingPolicy()
-                if index in failed or workload not in job.workloads:
+                if job.workload != workload or not found[index].ok:
                     continue
-                clock(f"time {index}")
+                policy = job.timing or TimingPolicy()
+                stage(f"time {index}")
                 try:
-                    candidate = candidates.get(index) or candidates.setdefault(index, load_candidate(job, allow))
-                    inputs = _shared_inputs(shared, candidate, workload, job)
-                    samples[index].setdefault(workload, []).append(median(candidate.time(inputs, policy)))
-                    powers[index][workload] = inputs.power
+                    candidate = candidates.get(index) or candidates.setdefault(index, load_candidate(job, memory_bytes))
+                    inputs = shared.get(candidate.shared_by) or shared.setdefault(candidate.shared_by, _kept_inputs(candidate, job))
+                    samples, power = candidate.time(inputs, policy)
                     if policy.read:
                         if inputs.nbytes not in read_us:
-                            read_us[inputs.nbytes] = median(candidate.roofline(inputs, policy))
-                        reads[index].setdefault(workload, []).append(read_us[inputs.nbytes])
+                            read_us[inputs.nbytes] = candidate.read_us(inputs, policy)
+                        reads[index].append(read_us[inputs.nbytes])
+                    samples = (*found[index].samples, median(samples))
+                    found[index] = replace(found[index], samples=samples, watts=power.watts, clock_mhz=power.clock_mhz)
                     _settle(job)
                 except Exception as error:
-                    failed[index] = Outcome(_kind(error), _sentence(error))
-    return [failed.get(index) or Outcome("ok", "", _timings(samples[index], reads[index], powers[index])) for index in range(len(jobs))]
+                    found[index] = _failed(error, {})
+    return [replace(one, read_us=median(us)) if one.ok and us else one for one, us in zip(found, reads, strict=True)]
 
 
-def _kept_inputs(candidate: Candidate, workload: AnyWorkload, device: str, cold: int | None) -> Inputs:
-    """Inputs, shared by all candidates that can. A GPU keeps those of several layouts and workloads; the oldest are evicted first.
-
-    A candidate that fails ends the process, so its inputs are never reused.
-    """
-    key = (candidate.shared_by, workload, device, cold)
-    inputs = _kept.pop(key, None)
-    if inputs is None:
-        room = KEPT_SHARE * torch.cuda.get_device_properties(0).total_memory if device == "cuda" else 0
-        while _kept and sum(kept.held_bytes for kept in _kept.values()) > room:
-            del _kept[next(iter(_kept))]
-        inputs = candidate.inputs(workload, cold)
-    _kept[key] = inputs
-    return inputs
-
-
-def _rounds(most: int, until: float | None, parts: int) -> Iterator[int]:
+def rounds_within(most: int, until: float | None, parts: int) -> Iterator[int]:
     """Numbers of rounds of one workload, until its part (1 / `parts`) of the time is used up, judged by the rounds so far."""
     began = time.monotonic()
     seconds = 0.0 if until is None else (until - began) / parts
@@ -141,25 +126,116 @@ def _rounds(most: int, until: float | None, parts: int) -> Iterator[int]:
         yield number
 
 
-def _shared_inputs(shared: dict[Hashable, Inputs], candidate: Candidate, workload: AnyWorkload, job: Job) -> Inputs:
-    """Inputs for all finalists that share them: those of the search, if they are still kept."""
-    inputs = shared.get(candidate.shared_by)
+def load_candidate(job: Job, memory_bytes: int | None = None) -> _Candidate:
+    """Load the module of a candidate that is not trusted yet. Raises KvgenError where it cannot be loaded or lacks a function."""
+    allowance = Allowance(memory_bytes)
+    if isinstance(job.spec, MatrixSpec):
+        with allowance:
+            matrix = load_as(job.artifact, MatrixModule)
+        return MatrixCandidate(job, allowance, MatrixVariant(job.spec, allowance.guard(matrix)), MatrixVariant(job.spec, matrix))
+    layout = layout_of(job.spec, job.schedule.layout)
+    with allowance:
+        module = load(job.artifact)
+    return AttentionCandidate(job, allowance, Variant(job.spec, layout, allowance.guard(module)), Variant(job.spec, layout, module))
+
+
+@dataclass(frozen=True)
+class AttentionCandidate:
+    """One module as two variants of one layout, which may share caches."""
+
+    job: Job
+    allowance: Allowance
+    variant: Variant
+    """For verification and to fill caches: the memory of every call counts as the candidate's, that between calls as kvgen's."""
+    bare: Variant
+    """For timing, inside `with allowance:`: single calls are not counted, and so not slowed down."""
+
+    @property
+    def shared_by(self) -> Hashable:
+        """Candidates for which this is equal share inputs."""
+        return self.variant.spec.format_id, self.variant.layout.id
+
+    def checks(self, policy: CheckPolicy, accuracy: dict[str, float]) -> list[Check]:
+        """The checks that do not depend on a workload; the largest errors go to `accuracy`."""
+        return checks_of(self.variant, self.job.device, policy, self._comparison(accuracy))
+
+    def inputs(self, workload: Any, cold: int | None) -> WorkloadInputs:
+        """Caches of a workload, in as many copies as exceed `cold` bytes."""
+        return WorkloadInputs(self.variant, workload, self.job.device, cold)
+
+    def check_at(self, inputs: WorkloadInputs, accuracy: dict[str, float]) -> Check:
+        """The check on the caches that are timed."""
+        return WorkloadCheck(self.variant, inputs, self.job.check, self._comparison(accuracy))
+
+    def time(self, inputs: WorkloadInputs, policy: TimingPolicy) -> tuple[tuple[float, ...], Power]:
+        """Samples in µs per call; power and clock under a sustained load of a GPU."""
+        sustained = self.job.device == "cuda" and policy.under(inputs.workload.load).sustained_seconds
+        with self.allowance, metered() if sustained else nullcontext(Power()) as power:
+            samples = inputs.time(self.bare, policy)
+        return samples, power
+
+    def read_us(self, inputs: WorkloadInputs, policy: TimingPolicy) -> float:
+        """µs of what no call over the inputs can be faster than: a pure read of as many bytes, under the workload's load."""
+        return median(read_roofline(self.job.target).samples(inputs.nbytes, policy.under(inputs.workload.load)))
+
+    def _comparison(self, accuracy: dict[str, float]) -> Comparison:
+        return Comparison(self.variant.spec, torch.device(self.job.device), accuracy, exact=self.job.schedule.exact)
+
+
+@dataclass(frozen=True)
+class MatrixCandidate:
+    """One module of an operation on a matrix; see `AttentionCandidate`."""
+
+    job: Job
+    allowance: Allowance
+    variant: MatrixVariant
+    bare: MatrixVariant
+
+    @property
+    def shared_by(self) -> Hashable:
+        """The format."""
+        return self.variant.spec.format_id
+
+    def checks(self, policy: CheckPolicy, accuracy: dict[str, float]) -> list[Check]:
+        """Ragged shapes, strides, ties, constant channels."""
+        return [MatrixCheck(self.variant, self.job.device, policy, accuracy)]
+
+    def inputs(self, workload: Any, cold: int | None) -> MatrixInputs:
+        """Matrices."""
+        return MatrixInputs(self.variant, workload, self.job.device, cold)
+
+    def check_at(self, inputs: MatrixInputs, accuracy: dict[str, float]) -> Check:
+        """The matrices that are timed."""
+        return MatrixWorkloadCheck(self.variant, inputs.shape.key, inputs.matrices[0], inputs.codes[0], inputs.outs[0], accuracy)
+
+    def time(self, inputs: MatrixInputs, policy: TimingPolicy) -> tuple[tuple[float, ...], Power]:
+        """Samples in µs of the spec's operation."""
+        with self.allowance:
+            return inputs.time(self.bare, policy), Power()
+
+    def read_us(self, inputs: MatrixInputs, policy: TimingPolicy) -> float:
+        """µs of a copy that moves as many bytes."""
+        return median(read_roofline(self.job.target).copies(inputs.nbytes, policy))
+
+
+_Candidate = AttentionCandidate | MatrixCandidate
+
+
+def _kept_inputs(candidate: Any, job: Job) -> Any:
+    """Inputs, shared by all candidates that can. A GPU keeps those of several layouts and workloads; the oldest are evicted first.
+
+    A candidate that fails ends the process, so its inputs are never reused.
+    """
+    cold = 0 if job.timing is None else job.timing.cold_bytes
+    key = (candidate.shared_by, job.workload, job.device, cold)
+    inputs = _kept.pop(key, None)
     if inputs is None:
-        cold = job.timing.cold_bytes if job.timing else None
-        inputs = shared[candidate.shared_by] = _kept_inputs(candidate, workload, job.device, cold)
+        room = KEPT_SHARE * torch.cuda.get_device_properties(0).total_memory if job.device == "cuda" else 0
+        while _kept and sum(kept.held_bytes for kept in _kept.values()) > room:
+            del _kept[next(iter(_kept))]
+        inputs = candidate.inputs(job.workload, cold)
+    _kept[key] = inputs
     return inputs
-
-
-def _timings(
-    samples: dict[AnyWorkload, list[float]], reads: dict[AnyWorkload, list[float]], powers: dict[AnyWorkload, Power]
-) -> tuple[Timing, ...]:
-    return tuple(
-        Timing(
-            work, median(times), tuple(times), median(reads[work]) if work in reads else None, None,
-            powers[work].watts, powers[work].clock_mhz,
-        )
-        for work, times in samples.items()
-    )  # fmt: skip
 
 
 def _settle(job: Job) -> None:
@@ -168,46 +244,15 @@ def _settle(job: Job) -> None:
         torch.cuda.synchronize()
 
 
-def _kind(error: Exception) -> Kind:
-    if isinstance(error, (UnsupportedError, NoRoom)):
-        return "unsupported"
-    if isinstance(error, CheckError):
-        return "wrong"
-    text = str(error)
-    if isinstance(error, MemoryError) or any(sign in text for sign in NO_MEMORY):
-        return "oom"
-    return "crash"
-
-
-def _sentence(error: Exception) -> str:
-    """The error in one line. The last line of a C++ error has the message, the lines above the location."""
+def _failed(error: Exception, accuracy: dict[str, float]) -> Measurement:
+    """The measurement of a candidate that raised. The last line of a C++ error has the message, the lines above the location."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     last = (lines[-1] if lines else type(error).__name__)[:500]
-    return f"it ran out of memory ({last})" if _kind(error) == "oom" else last
-
-
-class _Clock:
-    """Announces stages and counts their seconds, except those of computing references."""
-
-    def __init__(self, stage: Stage) -> None:
-        self._stage = stage
-        self._name = "load"
-        self._since = time.monotonic()
-        self._spent = 0.0
-
-    def __call__(self, name: str) -> None:
-        self._add_elapsed()
-        self._name = name
-        self._stage(name)
-
-    def _add_elapsed(self) -> None:
-        now = time.monotonic()
-        if self._name != "reference":
-            self._spent += now - self._since
-        self._since = now
-
-    @property
-    def seconds(self) -> float:
-        """Seconds that the candidate took so far."""
-        self._add_elapsed()
-        return self._spent
+    kind: Kind = "crash"
+    if isinstance(error, (UnsupportedError, NoRoom)):
+        kind = "unsupported"
+    elif isinstance(error, CheckError):
+        kind = "wrong"
+    elif isinstance(error, MemoryError) or any(sign in str(error) for sign in NO_MEMORY):
+        kind, last = "oom", f"it ran out of memory ({last})"
+    return Measurement(kind, last, accuracy=accuracy)

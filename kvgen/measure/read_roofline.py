@@ -20,7 +20,7 @@ from kvgen.arch import Target, device_type
 from kvgen.lower import flags
 from kvgen.lower.base import Source
 from kvgen.measure.device import cold_bytes
-from kvgen.measure.job import TimingPolicy
+from kvgen.measure.measurement import TimingPolicy
 from kvgen.measure.timer import timer_for
 from kvgen.runtime.kvcache import new_bytes
 from kvgen.runtime.module import load_library

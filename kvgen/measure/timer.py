@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 
 from kvgen.errors import MeasureError
-from kvgen.measure.job import TimingPolicy
+from kvgen.measure.measurement import TimingPolicy
 
 Calls = Sequence[Callable[[], object]]
 MIN_SAMPLES = 5

@@ -18,9 +18,7 @@ from kvgen._nvml import gpu_uuid, named_gpus, visible_gpus
 from kvgen.arch import Target, device_type
 from kvgen.errors import MeasureError, host_errors
 from kvgen.measure.device import fingerprint
-from kvgen.measure.finalists import interleave
-from kvgen.measure.job import LEAST_ROUNDS, CheckPolicy, Job, Outcome, TimingPolicy
-from kvgen.measure.verdict import compare
+from kvgen.measure.measurement import LEAST_ROUNDS, Job, Measurement, TimingPolicy, compare
 from kvgen.measure.worker import Worker, compile_read_roofline
 from kvgen.plaindata import Facts
 from kvgen.spec import AnySpec
@@ -28,6 +26,7 @@ from kvgen.toolchain import Artifact
 from kvgen.tune.candidate import Candidate, Record
 from kvgen.tune.decide import Kind
 from kvgen.tune.runner import Passed
+from kvgen.verify import CheckPolicy
 
 CPU_SEARCH = TimingPolicy(seconds=0.2)
 CUDA_SEARCH = TimingPolicy(seconds=0.05, warmup_seconds=0.02)
@@ -117,7 +116,7 @@ class IsolatedRunner:
                 outcome = self._run(candidate, artifact, device, whole=True)
         return self._judged(candidate, artifact, outcome)
 
-    def _run(self, candidate: Candidate, artifact: Artifact, device: int, *, whole: bool, timing: bool = True) -> Outcome:
+    def _run(self, candidate: Candidate, artifact: Artifact, device: int, *, whole: bool, timing: bool = True) -> Measurement:
         """Verify, then time; `whole`: with the checks that do not depend on the workload."""
         job = self._job(candidate, artifact, self._search if timing else None, replace(self._check, workloads_only=not whole))
         with self._locked(device):
@@ -128,7 +127,7 @@ class IsolatedRunner:
             self._verified[artifact.sha256] = outcome.accuracy
         return outcome
 
-    def _judged(self, candidate: Candidate, artifact: Artifact, outcome: Outcome) -> Record:
+    def _judged(self, candidate: Candidate, artifact: Artifact, outcome: Measurement) -> Record:
         """The record of a candidate that was verified, with the checks that do not depend on the workload."""
         if outcome.ok:
             self.passed[artifact.sha256, candidate.workload.key] = outcome.accuracy
@@ -138,7 +137,7 @@ class IsolatedRunner:
         """See `Runner`. The finalists are measured A B C A B C … on the first device; a finalist that fails is out."""
         jobs = [self._job(candidate, artifact, FINAL, None) for candidate, artifact in entrants]
         with self._locked(0):
-            outcomes = interleave(jobs, ROUNDS, self._timeout_s, self._workers[0], seconds=seconds)
+            outcomes = self._workers[0].interleave(jobs, ROUNDS, self._timeout_s, seconds=seconds)
         return [_record(candidate, artifact, outcome) for (candidate, artifact), outcome in zip(entrants, outcomes, strict=True)]
 
     def verify(self, candidate: Candidate, artifact: Artifact) -> Record:
@@ -157,7 +156,7 @@ class IsolatedRunner:
             worker.close()
 
     def _job(self, candidate: Candidate, artifact: Artifact, timing: TimingPolicy | None, check: CheckPolicy | None) -> Job:
-        return Job(self._spec, candidate.schedule, self._target, artifact.path, (candidate.workload,), check, timing)
+        return Job(self._spec, candidate.schedule, self._target, artifact.path, candidate.workload, check, timing)
 
     @contextmanager
     def _locked(self, device: int) -> Iterator[None]:
@@ -197,14 +196,13 @@ def worst(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, flo
     return {name: max(errors.get(name, 0.0) for errors in (one, other)) for name in {**one, **other}}
 
 
-def _record(candidate: Candidate, artifact: Artifact, outcome: Outcome) -> Record:
+def _record(candidate: Candidate, artifact: Artifact, outcome: Measurement) -> Record:
     record = Record(
         candidate, outcome.kind, detail=outcome.detail, accuracy=outcome.accuracy, resources=artifact.resources.to_json(),
         module=artifact.sha256,
     )  # fmt: skip
-    if not outcome.ok or not outcome.timings:
+    if not outcome.ok or not outcome.samples:
         return record
-    timing = outcome.timings[0]
     return replace(
-        record, us=timing.us, read_us=timing.read_us, samples=timing.samples, watts=timing.watts, clock_mhz=timing.clock_mhz
+        record, us=outcome.us, read_us=outcome.read_us, samples=outcome.samples, watts=outcome.watts, clock_mhz=outcome.clock_mhz
     )  # fmt: skip

@@ -16,7 +16,7 @@ from kvgen.errors import CompileError, CompilerCrash, KvgenError, MeasureError, 
 from kvgen.lower.base import Backend
 from kvgen.lower.schedule import Schedule
 from kvgen.lower.sources import Sources
-from kvgen.measure.job import Job
+from kvgen.measure.measurement import Job
 from kvgen.plaindata import Facts
 from kvgen.registry import stores, user_store
 from kvgen.registry.device import here
@@ -347,7 +347,7 @@ class _Run:
         path = self.store.put(entry)
         for launch in entry.every_launch:  # so that the first fetch does not verify them again
             artifact = compile_queue.artifact(entry.schedule(launch))
-            self.cache.mark_verified(artifact, Job(self.spec, entry.schedule(launch), self.target, artifact.path, ()).use)
+            self.cache.mark_verified(artifact, Job(self.spec, entry.schedule(launch), self.target, artifact.path).use)
         for one in self.store.find(self.spec):
             if one.entry is not None and self._replaces(one.entry):
                 self.store.remove(one)

@@ -21,3 +21,19 @@ class CheckPolicy:
     """Tokens, at most, of the long sequences that `attend` reads."""
     workloads_only: bool = False
     """Skip the checks that do not depend on a workload: the artifact has passed them."""
+
+
+class Check:
+    """A part of the verification of one variant: `prepare`, then `run`; `again` after timing, in the end `close`."""
+
+    def prepare(self) -> None:
+        """Compute what is expected, unless it is kept from another variant."""
+
+    def run(self) -> None:
+        """Raises CheckError at the first wrong number."""
+
+    def again(self) -> None:
+        """Raises CheckError if a call of `run` now gives other bits."""
+
+    def close(self) -> None:
+        """Give memory back."""

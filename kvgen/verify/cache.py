@@ -1,17 +1,21 @@
-"""A whole KV cache as the numerics section defines it: the oracle of append, flush and attend for every back end."""
+"""A whole KV cache as the numerics section defines it: the oracle of append, flush, crop and attend for every back end."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 import torch
 
 from kvgen.format.layout import PackedLayout
 from kvgen.format.residual import residual_rows
-from kvgen.spec import BoostSpec, KernelSpec
+from kvgen.spec import KernelSpec
 from kvgen.verify.attention import attend
-from kvgen.verify.packing import OPERANDS, from_blocks, to_blocks, write_operand
-from kvgen.verify.quantize import Quant, dequantize, quantize, torch_dtype
+from kvgen.verify.data import learned_sinks
+from kvgen.verify.packing import OPERANDS, from_blocks, pack_blocks, to_blocks, unpack_blocks, write_operand
+from kvgen.verify.quantize import dequantize, quantize, torch_dtype
+
+Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 class ReferenceCache:
@@ -41,8 +45,6 @@ class ReferenceCache:
         self._given = [torch.zeros(shape, dtype=torch_dtype(spec.attention.dtype)) for _ in range(2)]
         self._read = [torch.zeros(shape, dtype=torch.float64) for _ in range(2)]
 
-    # --- what a module does ----------------------------------------------------------------------------------
-
     def append(self, k: torch.Tensor, v: torch.Tensor, new_lengths: torch.Tensor | None = None) -> None:
         """Add the first new_lengths[b] (all, where None) of k[b], v[b] [batch, tokens, kv_heads, head_dim], unquantized."""
         counts = torch.full_like(self.lengths, k.shape[1]) if new_lengths is None else new_lengths.to(torch.int32)
@@ -59,9 +61,13 @@ class ReferenceCache:
 
     def flush(self) -> None:
         """Quantize every block that is due."""
-        due = [self.rows.packed_blocks(length) for length in self.lengths.tolist()]
-        self._quantize(0, self.spec.key, self.spec.key.boost, due)
-        self._quantize(1, self.spec.value, None, due)
+        sink, due = self.rows.sink, [self.rows.packed_blocks(length) for length in self.lengths.tolist()]
+        for given, read, quant in zip(self._given, self._read, (self.spec.key, self.spec.value), strict=True):
+            for b, (first, last) in enumerate(zip(self.blocks.tolist(), due, strict=True)):
+                if last > first and quant.bits != 16:
+                    there = slice(sink + first * self.block, sink + last * self.block)
+                    blocks = to_blocks(given[b : b + 1, there], self.block)
+                    read[b : b + 1, there] = from_blocks(dequantize(quantize(blocks, quant, getattr(quant, "boost", None)), quant))
         self.blocks = torch.tensor(due, dtype=torch.int32)
 
     def crop(self, tokens: torch.Tensor | int) -> None:
@@ -87,7 +93,7 @@ class ReferenceCache:
 
     def attend(
         self, q: torch.Tensor, *, scale: float | None = None, sinks: torch.Tensor | None = None, rounded: torch.dtype | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> Pair:
         """Output [batch, q_len, q_heads, head_dim] and LSE [batch, q_heads, q_len] (fp64) of the newest q_len positions.
 
         `sinks` [q_heads] is given exactly when the spec has them; ValueError otherwise. `rounded`: the type to which dequantized K and V
@@ -101,16 +107,14 @@ class ReferenceCache:
 
     def decode(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float | None = None, sinks: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> Pair:
         """`append`, `attend`, then `flush`: the new tokens, and the residual before them, are attended unquantized."""
         self.append(k, v)
         result = self.attend(q, scale=scale, sinks=sinks)
         self.flush()
         return result
 
-    # --- expected contents of a module's tensors -----------------------------------------------------------------------
-
-    def keys_values(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def keys_values(self) -> Pair:
         """K and V as attention reads them: fp64 [batch, longest length, kv_heads, head_dim], 0 past a sequence's length."""
         k, v = self._read
         longest = int(self.lengths.max())
@@ -120,13 +124,13 @@ class ReferenceCache:
         """The contiguous cache: uint8 [batch, kv_heads, blocks, block_bytes], 0 where nothing is packed."""
         if layout.tokens != self.block:
             raise ValueError(f"the layout has blocks of {layout.tokens} tokens, the cache of {self.block}")
-        heads = self.spec.attention.kv_heads
+        heads, sink = self.spec.attention.kv_heads, self.rows.sink
         count = int(self.blocks.max()) if blocks is None else blocks
         out = torch.zeros(len(self.lengths), heads, count, layout.block_bytes, dtype=torch.uint8)
         for which, x in zip(OPERANDS, self._given, strict=True):
             for b, n in enumerate(self.blocks.tolist()):
                 if n:
-                    write_operand(layout, which, out[b, :, :n], to_blocks(self._held(x, b, 0, n), self.block)[0])
+                    write_operand(layout, which, out[b, :, :n], to_blocks(x[b : b + 1, sink : sink + n * self.block], self.block)[0])
         return out
 
     def paged(self, layout: PackedLayout, block_table: torch.Tensor, pages: int, fill: int = 0) -> torch.Tensor:
@@ -145,7 +149,7 @@ class ReferenceCache:
                 out[int(block_table[b, index // per_page]), :, index % per_page] = blocks[b, :, index]
         return out
 
-    def residual(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def residual(self) -> Pair:
         """K and V of the unquantized tokens, in dtype [batch, kv_heads, rows, head_dim], in the rows that `residual_rows` says.
 
         Also of tokens that are unquantized again after the largest `crop` that is allowed now. 0 in the other rows, which a module may use.
@@ -160,26 +164,61 @@ class ReferenceCache:
                 out[b][:, [self.rows.row(position) for position in positions]] = given[b, positions].transpose(0, 1)
         return held[0], held[1]
 
-    # --- inside ------------------------------------------------------------------------------------------------------
-
     def _reserve(self, length: int) -> None:
         """Room for `length` tokens per sequence; doubles, so that appending token by token stays cheap."""
         held = self._given[0].shape[1]
-        if length <= held:
-            return
-        more = max(length, 2 * held) - held
+        more = max(length, 2 * held) - held if length > held else 0
         for buffers in (self._given, self._read):
-            for which, old in enumerate(buffers):
-                buffers[which] = torch.cat([old, old.new_zeros(old.shape[0], more, *old.shape[2:])], dim=1)
+            buffers[:] = [torch.cat([old, old.new_zeros(old.shape[0], more, *old.shape[2:])], dim=1) if more else old for old in buffers]
 
-    def _held(self, x: torch.Tensor, b: int, first: int, last: int) -> torch.Tensor:
-        """Tokens of blocks first to last of sequence b: [1, tokens, kv_heads, head_dim]."""
-        start = self.spec.cache.sink
-        return x[b : b + 1, start + first * self.block : start + last * self.block]
 
-    def _quantize(self, which: int, quant: Quant, boost: BoostSpec | None, due: Sequence[int]) -> None:
-        """Quantize and dequantize blocks blocks[b] to due[b] of K (0) or V (1)."""
-        for b, (first, last) in enumerate(zip(self.blocks.tolist(), due, strict=True)):
-            if last > first and quant.bits != 16:
-                blocks = to_blocks(self._held(self._given[which], b, first, last), self.block)
-                self._held(self._read[which], b, first, last)[:] = from_blocks(dequantize(quantize(blocks, quant, boost), quant))
+class Life:
+    """K and V of whole sequences, [batch, `whole_tokens`, kv_heads, head_dim], all blocks of which are packed at once: what a cache holds
+    follows from its lengths. Of small caches that grow, on any device.
+    """
+
+    def __init__(self, spec: KernelSpec, layout: PackedLayout, k: torch.Tensor, v: torch.Tensor) -> None:
+        self.spec, self.raw, sink = spec, [k, v], spec.cache.sink
+        self.rows = residual_rows(spec, layout.tokens)
+        self.blocks = pack_blocks(layout, *(to_blocks(x[:, sink:], layout.tokens) for x in (k, v)))
+        """Packed by the reference: uint8 [batch, kv_heads, blocks, block_bytes]."""
+        read = (from_blocks(x) for x in unpack_blocks(layout, self.blocks, k.dtype))
+        self.read = [torch.cat([given[:, :sink].double(), x], 1) for given, x in zip((k, v), read, strict=True)]
+        """As they read back when packed, fp64."""
+
+    @staticmethod
+    def whole_tokens(spec: KernelSpec, layout: PackedLayout, tokens: int) -> int:
+        """The least number of tokens, at least `tokens`, of which those after the sink are whole blocks."""
+        sink = spec.cache.sink
+        return sink + -(-max(0, tokens - sink) // layout.tokens) * layout.tokens
+
+    def drafted(self, kept: tuple[int, ...]) -> Life:
+        """The life with other tokens from `kept[b]` on, which will be taken back. No block may hold them yet."""
+        token = torch.arange(self.raw[0].shape[1], device=self.raw[0].device)
+        draft = (token >= torch.tensor(kept, device=token.device).unsqueeze(1))[..., None, None]
+        other = copy.copy(self)
+        other.raw = [torch.where(draft, -x, x) for x in self.raw]
+        return other
+
+    def new(self, starts: Sequence[int], count: int) -> Pair:
+        """`count` tokens of every sequence from its own start, K and V [batch, count, kv_heads, head_dim]; zeros past the data."""
+        padded = (torch.cat([x, x.new_zeros((x.shape[0], count, *x.shape[2:]))], 1) for x in self.raw)
+        k, v = (torch.stack([x[b, start : start + count] for b, start in enumerate(starts)]) for x in padded)
+        return k, v
+
+    def seen(self, lengths: Sequence[int]) -> Pair:
+        """K and V in fp64 as attention sees them: packed blocks as they read back, the rest as given."""
+        device = self.raw[0].device
+        token = torch.arange(self.raw[0].shape[1], device=device)
+        end = torch.tensor([self.rows.first(length) for length in lengths], device=device)
+        packed = ((token >= self.rows.sink) & (token < end.unsqueeze(1)))[..., None, None]
+        k, v = (torch.where(packed, read, raw.double()) for read, raw in zip(self.read, self.raw, strict=True))
+        return k, v
+
+    def attend(self, q: torch.Tensor, packed_upto: Sequence[int], lengths: Sequence[int], rounded: torch.dtype | None = None) -> Pair:
+        """Output and LSE of attention over `lengths`, with the blocks packed that were due at `packed_upto`, and K and V as numbers of
+        `rounded`, if given.
+        """
+        k, v = (x if rounded is None else x.to(rounded).double() for x in self.seen(packed_upto))
+        att, sinks = self.spec.attention, learned_sinks(self.spec, q.device)
+        return attend(q, k, v, torch.tensor(lengths), softcap=att.softcap, window=att.window, sinks=sinks)

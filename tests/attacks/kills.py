@@ -29,7 +29,7 @@ from kvgen.arch import Target
 from kvgen.lower import cpu
 from kvgen.lower.base import Source
 from kvgen.lower.schedule import Schedule
-from kvgen.measure.job import Job, Outcome
+from kvgen.measure.measurement import Job, Measurement
 from kvgen.measure.worker import Worker
 from kvgen.registry import Store, archive, provenance
 from kvgen.registry.device import here
@@ -63,8 +63,8 @@ def prepare() -> None:
     kvgen.cli.commands()
     find_gxx(), tvm_ffi_include(), here("cpu"), machine("cpu")
 
-    def right(self: Worker, job: Job, timeout_s: float = 0.0) -> Outcome:
-        return Outcome("ok", accuracy={"relative_l2": 1e-6})
+    def right(self: Worker, job: Job, timeout_s: float = 0.0) -> Measurement:
+        return Measurement("ok", accuracy={"relative_l2": 1e-6})
 
     cpu.backend = SaltedBackend
     isolated_runner.IsolatedRunner = lambda *_, **__: FakeRunner()  # type: ignore[assignment,misc]

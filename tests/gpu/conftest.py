@@ -11,7 +11,7 @@ import pytest
 import torch
 from filelock import FileLock
 
-from kvgen.measure import reads
+from kvgen.verify import reads
 from tests.support.kernel_cases import Compilation, KernelCase
 
 HERE = Path(__file__).parent

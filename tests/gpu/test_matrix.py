@@ -9,12 +9,12 @@ from kvgen.arch import target_of
 from kvgen.lower.backends import get_backend
 from kvgen.lower.matrix import NO_LAYOUT, PAPER_VARIANTS
 from kvgen.lower.schedule import Params, Schedule
-from kvgen.measure.job import CheckPolicy
-from kvgen.measure.matrix import MatrixInputs
-from kvgen.measure.matrix_check import MatrixCheck, MatrixWorkloadCheck
+from kvgen.measure.inputs import MatrixInputs
 from kvgen.runtime.matrix import MatrixVariant, load_matrix
 from kvgen.spec import MatrixShape
 from kvgen.toolchain import build
+from kvgen.verify import CheckPolicy
+from kvgen.verify.matrix import MatrixCheck, MatrixWorkloadCheck
 from tests.support.matrix import matrix_spec
 
 LAUNCHES = {
@@ -37,5 +37,5 @@ def test_kernels_are_right_to_the_bit(name: str, dtype: str) -> None:
     check = MatrixCheck(variant, "cuda", CheckPolicy())
     check.run()
     inputs = MatrixInputs(variant, MatrixShape(tokens=16384, channels=1000), "cuda", cold=0)
-    MatrixWorkloadCheck(check, "16384x1000", inputs.matrices[0], inputs.codes[0], inputs.outs[0]).run()
+    MatrixWorkloadCheck(variant, "16384x1000", inputs.matrices[0], inputs.codes[0], inputs.outs[0]).run()
     check.again()

@@ -15,7 +15,6 @@ from kvgen.lower.base import Source
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.lower.space import Parameter, SearchSpace
 from kvgen.measure.device import cold_bytes
-from kvgen.measure.job import CheckPolicy
 from kvgen.registry import Store
 from kvgen.spec import AnyWorkload, KernelSpec
 from kvgen.toolchain import ArtifactCache
@@ -24,6 +23,7 @@ from kvgen.tune.budget import Budget
 from kvgen.tune.isolated_runner import IsolatedRunner
 from kvgen.tune.result import TuningResult
 from kvgen.tune.tuner import tune
+from kvgen.verify import CheckPolicy
 from tests.support.faulty import FaultyBackend
 from tests.support.naive import naive_source, naive_spec
 

@@ -8,10 +8,10 @@ from random import Random
 import torch
 
 from kvgen.format.window import first_held, window_places
-from kvgen.measure.compare import poison, poisoned
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.variant import Variant
 from kvgen.verify.cache import ReferenceCache
+from kvgen.verify.calls import poison, poisoned
 from kvgen.verify.tolerance import relative_l2, row_tolerance, tolerance, worst_relative_l2
 from tests.lives.drawn import KINDS, drawn_query, drawn_sinks, drawn_tensor
 from tests.lives.memory import placed

@@ -18,10 +18,10 @@ from typing import Protocol
 
 import torch
 
-from kvgen.measure.matrix_check import MatrixCheck
 from kvgen.runtime.matrix import MatrixVariant, load_matrix
 from kvgen.toolchain import build
 from kvgen.verify import matrix as reference
+from kvgen.verify.matrix import same_bits
 from kvgen.verify.quantize import torch_dtype
 from tests.lives.command import failures, live, parser
 from tests.lives.drawn import CPU, generator
@@ -148,10 +148,10 @@ class MatrixLife:
             expected = out.memory.clone()
             expected.as_strided(shape, out.view.stride(), out.view.storage_offset()).copy_(want)
             call(out.view)
-            MatrixCheck._equal(self.calls[-1], "element", out.view, want)
-            MatrixCheck._equal(self.calls[-1], "element of the memory around", out.memory, expected)
+            same_bits(self.calls[-1], "element", out.view, want)
+            same_bits(self.calls[-1], "element of the memory around", out.memory, expected)
         for placed, kept in zip(read, before, strict=True):
-            MatrixCheck._equal(self.calls[-1], "element that is read", placed.memory, kept)
+            same_bits(self.calls[-1], "element that is read", placed.memory, kept)
 
 
 def compiled(seed: int, folder: Path) -> tuple[Callable[[Random], MatrixLife], str]:

@@ -14,9 +14,9 @@ from benchmarks.gpu_words import spec_of, workload_of
 from kvgen.format.residual import ResidualRows, residual_rows
 from kvgen.format.window import window_places
 from kvgen.lower.schedule import Value
-from kvgen.measure.call_forms import form, laid_out
 from kvgen.spec import KernelSpec
 from kvgen.verify.cache import ReferenceCache
+from kvgen.verify.calls import form, laid_out
 from kvgen.verify.data import learned_sinks, normal, structured
 from kvgen.verify.packing import pack_blocks, to_blocks, unpack_blocks
 from kvgen.verify.plan import PlanShape

@@ -6,8 +6,9 @@ from pathlib import Path
 from queue import SimpleQueue
 from threading import Lock, Semaphore
 
-from kvgen.measure.job import CheckPolicy, Job, Outcome, TimingPolicy
+from kvgen.measure.measurement import Job, Measurement, TimingPolicy
 from kvgen.measure.worker import Worker
+from kvgen.verify import CheckPolicy
 from tests.mutants.fault import Case
 
 QUICK = TimingPolicy(seconds=0.0, warmup_seconds=0.0, samples=1, cold_bytes=1)
@@ -26,19 +27,25 @@ class Judges:
         for worker in self._workers:
             self._idle.put(worker)
 
-    def judge(self, case: Case, artifact: Path) -> Outcome:
+    def judge(self, case: Case, artifact: Path) -> Measurement:
         """What a worker says of a variant. A timeout beside others is asked for again, alone."""
-        job = Job(case.spec, case.schedule, case.target, artifact, case.workloads, CheckPolicy(), QUICK)
-        worker = self._idle.get()
+        works = case.workloads or (None,)
+        worker, found = self._idle.get(), Measurement("ok")
         try:
-            worker.start(self._device)
-            with self._turn:
-                outcome = worker.run(job, self._timeout_s)
-            return self._again(worker, job) if outcome.kind == "timeout" and self._at_once > 1 else outcome
+            for number, work in enumerate(works):
+                job = Job(case.spec, case.schedule, case.target, artifact, work, CheckPolicy(workloads_only=number > 0), QUICK)
+                worker.start(self._device)
+                with self._turn:
+                    found = worker.run(job, self._timeout_s)
+                if found.kind == "timeout" and self._at_once > 1:
+                    found = self._again(worker, job)
+                if not found.ok:
+                    return found
+            return found
         finally:
             self._idle.put(worker)
 
-    def _again(self, worker: Worker, job: Job) -> Outcome:
+    def _again(self, worker: Worker, job: Job) -> Measurement:
         """Alone on the device."""
         worker.start(self._device)
         with self._alone:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from kvgen.measure.device import fingerprint
-from kvgen.measure.job import Outcome
+from kvgen.measure.measurement import Measurement
 from kvgen.toolchain import Artifact, ArtifactCache, build
 from tests.mutants.fault import Case, Fault
 from tests.mutants.judge import Judges
@@ -57,9 +57,9 @@ class Suite:
         """Cases that fail without a fault, by name."""
         found: dict[str, str] = {}
 
-        def judge(name: str) -> tuple[str, Outcome]:
+        def judge(name: str) -> tuple[str, Measurement]:
             error = self._sound[name].exception()
-            refused = Outcome("compile_error", str(error)[:2000])
+            refused = Measurement("compile_error", str(error)[:2000])
             return name, refused if error is not None else judges.judge(self.cases[name], self._sound[name].result().path)
 
         with ThreadPoolExecutor(judges.size) as pool:

@@ -12,7 +12,7 @@ from kvgen.arch import Target
 from kvgen.lower.base import Source
 from kvgen.lower.schedule import Schedule
 from kvgen.lower.space import SearchSpace
-from kvgen.measure.job import Job, Outcome
+from kvgen.measure.measurement import Job, Measurement
 from kvgen.measure.worker import Worker
 from kvgen.registry import Store
 from kvgen.registry.entry import Entry
@@ -20,7 +20,7 @@ from kvgen.spec import KernelSpec
 from kvgen.toolchain import Artifact, ArtifactCache, KernelResources, Resources
 from kvgen.tune.budget import Budget
 from kvgen.tune.regression import entry as entry_check
-from kvgen.tune.regression import source, speed
+from kvgen.tune.regression import source
 from kvgen.tune.regression.entry import check_entry
 from kvgen.tune.regression.finding import Checked
 from kvgen.tune.tuner import tune
@@ -56,7 +56,7 @@ class Place:
         tuned = tune(tiny_spec(), "cpu", Budget(trials=2), backends=[FakeBackend()], store=self.store, cache=self.cache, runner=runner)
         self.entry: Entry = tuned.entry
         self.jobs: list[Job] = []
-        self.numbers(Outcome("ok", accuracy={"relative_l2": 1e-6}))
+        self.numbers(Measurement("ok", accuracy={"relative_l2": 1e-6}))
         self.later()
 
     def later(self, **changes: object) -> None:
@@ -68,8 +68,8 @@ class Place:
         self.patch.setattr("kvgen.lower.backends.get_backend", backend)
         self.patch.setattr(source, "get_backend", backend)
 
-    def numbers(self, outcome: Outcome) -> None:
-        def run(worker: Worker, job: Job) -> Outcome:
+    def numbers(self, outcome: Measurement) -> None:
+        def run(worker: Worker, job: Job) -> Measurement:
             self.jobs.append(job)
             return outcome
 
@@ -82,9 +82,9 @@ class Place:
     def build(self, build: Callable[[Source, ArtifactCache], Artifact]) -> None:
         self.patch.setattr(entry_check, "build", build)
 
-    def interleaved(self, answer: Callable[[list[Job]], list[Outcome]]) -> None:
+    def interleaved(self, answer: Callable[[list[Job]], list[Measurement]]) -> None:
         """Set the outcomes that timing jobs A B A B … returns."""
-        self.patch.setattr(speed, "interleave", lambda jobs, rounds, worker: answer(jobs))
+        self.patch.setattr(Worker, "interleave", lambda worker, jobs, rounds: answer(list(jobs)))
 
     def check(self, speed: bool = False) -> Checked:
         return check_entry(self.entry, self.cache, speed=speed)

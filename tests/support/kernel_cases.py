@@ -14,11 +14,11 @@ from kvgen.format.layout import PackedLayout
 from kvgen.lower.backends import get_backend
 from kvgen.lower.base import Source
 from kvgen.lower.schedule import Schedule, layout_of
-from kvgen.measure.check import check
 from kvgen.runtime.module import load
 from kvgen.runtime.variant import Variant
 from kvgen.spec import KernelSpec
 from kvgen.toolchain import Artifact, build
+from kvgen.verify.check import check
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import pytest
 
 from kvgen.errors import CompileError
 from kvgen.lower.backends import get_backend
-from kvgen.measure.job import Outcome
+from kvgen.measure.measurement import Measurement
 from tests.mutants import run as harness
 from tests.mutants.emulator import emulated_case
 from tests.mutants.fault import Case, Fault, MisplacedFault, planted
@@ -78,8 +78,8 @@ class Judges:
     def __init__(self, **kinds: str) -> None:
         self.kinds = kinds
 
-    def judge(self, case: Case, artifact: Path) -> Outcome:
-        return Outcome(self.kinds.get(str(artifact), "wrong"), "it is wrong")  # type: ignore[arg-type]
+    def judge(self, case: Case, artifact: Path) -> Measurement:
+        return Measurement(self.kinds.get(str(artifact), "wrong"), "it is wrong")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

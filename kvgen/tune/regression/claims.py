@@ -9,7 +9,7 @@ from datetime import datetime, timedelta, timezone
 from statistics import median
 
 from kvgen.errors import KvgenError
-from kvgen.measure.bytes import must_read, timed_lengths
+from kvgen.format.sizes import must_read, timed_lengths
 from kvgen.registry.entry import Entry
 from kvgen.spec import AnyWorkload, KernelSpec, Workload
 from kvgen.spec.matrix import MatrixShape

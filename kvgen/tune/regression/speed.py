@@ -10,18 +10,15 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from kvgen.errors import ToolchainMissing
-from kvgen.measure.finalists import interleave
-from kvgen.measure.job import Outcome, TimingPolicy
-from kvgen.measure.verdict import compare
+from kvgen.measure.measurement import TimingPolicy, compare
 from kvgen.measure.worker import Worker
 from kvgen.registry.device import here
 from kvgen.registry.entry import Entry
-from kvgen.spec.timing import Timing
 from kvgen.toolchain import Artifact, ArtifactCache, build
 from kvgen.toolchain.compilers import machine
 from kvgen.toolchain.machine_code import same_machine_code
 from kvgen.tune.regression.finding import Finding, Status
-from kvgen.tune.regression.numerics import bad_outcome, job_of
+from kvgen.tune.regression.numerics import bad_outcome, jobs_of
 
 FINAL = TimingPolicy(seconds=0.1, samples=15)
 READ = TimingPolicy(seconds=0.1, samples=15, read=True)
@@ -74,40 +71,31 @@ def _recorded(entry: Entry, file: str, cache: ArtifactCache) -> Artifact | None:
 
 def _against_old(entry: Entry, file: str, artifact: Artifact, old: Artifact, worker: Worker) -> Finding:
     """Time the new and the old module side by side; slower beyond noise is a regression."""
-    jobs = [job_of(entry, file, one, None, FINAL) for one in (artifact, old)]
-    new, before = interleave(jobs, ROUNDS, worker=worker)
-    if not new.ok:
-        return bad_outcome("speed", file, new)
-    if not before.ok:
-        return Finding("speed", "unable", f"the module that {file} was tuned as does not run: {before.detail}", environment=True)
     slower, told = False, []
-    for now, then in zip(new.timings, before.timings, strict=True):
-        verdict = compare(now.samples, then.samples)
+    for jobs in zip(*(jobs_of(entry, file, one, FINAL) for one in (artifact, old)), strict=True):
+        new, before = worker.interleave(jobs, ROUNDS)
+        if not new.ok:
+            return bad_outcome("speed", file, new)
+        if not before.ok:
+            return Finding("speed", "unable", f"the module that {file} was tuned as does not run: {before.detail}", environment=True)
+        verdict = compare(new.samples, before.samples)
         slower |= verdict.kind == "slower"
-        told.append(f"{now.workload.key}: {verdict} than the module it was tuned as")
+        told.append(f"{new.key[1]}: {verdict} than the module it was tuned as")
     return Finding("speed", "regressed" if slower else "good", "; ".join(told))
 
 
 def _against_read(entry: Entry, file: str, artifact: Artifact, worker: Worker) -> Finding:
     """Without the old module: compare the read fraction with the recorded one."""
-    job = job_of(entry, file, artifact, None, READ)
-    recorded = {work.key: timing.read_fraction for work in job.workloads if (timing := entry.timing(work)) is not None}
-    if missing := [work.key for work in job.workloads if recorded.get(work.key) is None]:
+    jobs = jobs_of(entry, file, artifact, READ)
+    works = [job.workload for job in jobs if job.workload is not None]
+    recorded = {work.key: timing.read_fraction for work in works if (timing := entry.timing(work)) is not None}
+    if missing := [work.key for work in works if recorded.get(work.key) is None]:
         return Finding("speed", "unable", f"{', '.join(missing)}: the module it was tuned as is gone, and no read was timed beside it")
-    (outcome,) = interleave([job], ROUNDS, worker=worker)
-    if not outcome.ok:
-        return bad_outcome("speed", file, outcome)
-    return _judge_fractions(outcome, recorded)
-
-
-def _judge_fractions(outcome: Outcome, recorded: Mapping[str, float | None]) -> Finding:
     slower, told = False, []
-    for timing in outcome.timings:
-        now, then = _fraction(timing), recorded[timing.workload.key] or 0.0
+    for one in worker.interleave(jobs, ROUNDS):
+        if not one.ok:
+            return bad_outcome("speed", file, one)
+        now, then = one.read_fraction or 0.0, recorded[one.key[1]] or 0.0
         slower |= now < TOLERATED * then
-        told.append(f"{timing.workload.key}: {now:.0%} of a read's speed, {then:.0%} when tuned")
+        told.append(f"{one.key[1]}: {now:.0%} of a read's speed, {then:.0%} when tuned")
     return Finding("speed", "regressed" if slower else "good", "; ".join(told))
-
-
-def _fraction(timing: Timing) -> float:
-    return timing.read_fraction or 0.0

@@ -10,7 +10,7 @@ import pytest
 
 from kvgen.bench import int8_kernels
 from kvgen.cli import main
-from kvgen.measure.job import TimingPolicy
+from kvgen.measure.measurement import TimingPolicy
 from kvgen.spec import MatrixShape
 from tests.support.matrix import cpu_matrix
 

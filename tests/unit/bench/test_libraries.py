@@ -13,7 +13,7 @@ import torch
 from kvgen.bench.libraries import Codes, FlashInfer, OnnxGqa, TorchSdpa, providers
 from kvgen.bench.provider import Case
 from kvgen.errors import ToolchainMissing, UnsupportedError
-from kvgen.measure.job import TimingPolicy
+from kvgen.measure.measurement import TimingPolicy
 from tests.support.tuning import tiny_spec
 
 POLICY = TimingPolicy(seconds=0.001, warmup_seconds=0.0, samples=5, cold_bytes=0)

@@ -14,7 +14,7 @@ from kvgen.bench.provider import Case, Entrant
 from kvgen.bench.run import compare, frame, write_csv
 from kvgen.errors import HostError, ToolchainMissing, UnsupportedError
 from kvgen.measure.inputs import NoRoom
-from kvgen.measure.job import TimingPolicy
+from kvgen.measure.measurement import TimingPolicy
 from kvgen.spec import Workload
 from tests.support.tuning import tiny_spec
 

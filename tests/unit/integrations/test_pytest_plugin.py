@@ -20,7 +20,7 @@ PLUGIN = "kvgen.integrations.pytest_plugin"
 
 CHANGED = """
 from tests.support.checking import LaterBackend
-from kvgen.measure.job import Outcome
+from kvgen.measure.measurement import Measurement
 from kvgen.measure.worker import Worker
 from kvgen.tune.regression import entry, source
 
@@ -34,7 +34,7 @@ def full(source, cache):
 def pytest_configure(config):
     import kvgen.lower.backends
     kvgen.lower.backends.get_backend = source.get_backend = lambda name: LaterBackend(name, **CHANGES)
-    Worker.run = lambda worker, job: Outcome("ok", accuracy={{"relative_l2": 1e-6}})
+    Worker.run = lambda worker, job: Measurement("ok", accuracy={{"relative_l2": 1e-6}})
     entry.cannot_run_here = lambda target: CANNOT
     if DISK_FULL:
         entry.build = full

@@ -14,13 +14,13 @@ from kvgen.lower import flags
 from kvgen.lower.backends import get_backend
 from kvgen.lower.base import Source
 from kvgen.lower.schedule import Params, Schedule, layout_of
-from kvgen.measure.check import check
-from kvgen.measure.job import CheckPolicy
 from kvgen.runtime.module import load
 from kvgen.runtime.variant import Variant
 from kvgen.spec import KernelSpec
 from kvgen.toolchain import build
 from kvgen.toolchain.compilers import CXX_FLAGS, cpu_features, find_gxx
+from kvgen.verify import CheckPolicy
+from kvgen.verify.check import check
 from tests.support.cpu import spec_of
 
 CPU = get_backend("cpu")

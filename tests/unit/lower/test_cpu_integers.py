@@ -10,14 +10,14 @@ import torch
 
 from kvgen.lower.backends import get_backend
 from kvgen.lower.schedule import Params, Schedule, layout_of
-from kvgen.measure.check import check
-from kvgen.measure.job import CheckPolicy
 from kvgen.runtime.module import load
 from kvgen.runtime.variant import Variant
 from kvgen.spec import KernelSpec
 from kvgen.toolchain import build
 from kvgen.toolchain.compilers import cpu_features
+from kvgen.verify import CheckPolicy
 from kvgen.verify.attention import attend
+from kvgen.verify.check import check
 from kvgen.verify.tolerance import relative_l2, tolerance
 from tests.support.cpu import spec_of, variant
 

@@ -9,14 +9,14 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from kvgen.measure.check import check
-from kvgen.measure.compare import poison
-from kvgen.measure.job import CheckPolicy
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.variant import Variant
 from kvgen.spec import KernelSpec
+from kvgen.verify import CheckPolicy
 from kvgen.verify.attention import attend
 from kvgen.verify.cache import ReferenceCache
+from kvgen.verify.calls import poison
+from kvgen.verify.check import check
 from kvgen.verify.data import learned_sinks
 from kvgen.verify.packing import pack_blocks, to_blocks, unpack_blocks
 from kvgen.verify.quantize import torch_dtype

@@ -14,9 +14,9 @@ from kvgen.format.window import window_places
 from kvgen.lower.cuda.render import source
 from kvgen.lower.cuda.rows import runs
 from kvgen.lower.schedule import Params, Value
-from kvgen.measure.call_forms import Form, laid_out
 from kvgen.spec import KernelSpec
 from kvgen.verify.cache import ReferenceCache
+from kvgen.verify.calls import Form, laid_out
 from kvgen.verify.plan import WORK_TILE, PlanShape, WorkTile, make_plan, written_plan
 from tests.unit.lower_cuda.emulate import library, part_of_wider
 

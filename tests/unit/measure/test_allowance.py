@@ -5,9 +5,9 @@ import threading
 from typing import Any
 
 import pytest
+from kvgen.measure.allowance import Allowance
 
 from kvgen.lower.base import FUNCTIONS
-from kvgen.measure.allowance import Allowance
 from kvgen.runtime.module import Module, load
 from tests.support.naive import naive_artifact
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from kvgen.format.layout import packed_layout
-from kvgen.measure.bytes import half_full, must_read, sequence_bytes
+from kvgen.format.sizes import half_full, must_read, sequence_bytes
 from kvgen.spec import KernelSpec, load_spec
 
 

@@ -12,12 +12,12 @@ import torch
 
 from kvgen.errors import CheckError
 from kvgen.lower.base import FUNCTIONS
-from kvgen.measure.call_forms import LAYOUTS, OPTIONS, Form, form, formed, laid_out
-from kvgen.measure.check import ATTENDS, TURNS, check
-from kvgen.measure.job import CheckPolicy
 from kvgen.runtime.calls import Calls
 from kvgen.runtime.module import load
 from kvgen.runtime.variant import Variant
+from kvgen.verify import CheckPolicy
+from kvgen.verify.calls import LAYOUTS, OPTIONS, Form, form, formed, laid_out
+from kvgen.verify.check import ATTENDS, TURNS, check
 from tests.support.naive import naive_artifact, naive_layout, naive_spec
 
 POLICY = CheckPolicy(long_tokens=200, most_tokens=2048)

@@ -6,17 +6,17 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from kvgen.measure.compare import Comparison
+from kvgen.measure.scenario import extend_tokens, query_lengths, scenarios
 
 from kvgen.errors import CheckError
 from kvgen.format.layout import packed_layout
 from kvgen.lower.base import FUNCTIONS
-from kvgen.measure.check import Checker, check
-from kvgen.measure.compare import Comparison
-from kvgen.measure.job import CheckPolicy
-from kvgen.measure.scenario import extend_tokens, query_lengths, scenarios
 from kvgen.runtime.module import load
 from kvgen.runtime.variant import Variant
 from kvgen.spec import KernelSpec, load_spec
+from kvgen.verify import CheckPolicy
+from kvgen.verify.check import Checker, check
 from kvgen.verify.packing import pack_blocks, read_codes
 from tests.support.cpu import spec_of
 from tests.support.naive import BLOCK, naive_artifact, naive_layout, naive_spec

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kvgen.measure.filled import FilledCache, Kept, pattern_of
 from kvgen.runtime.module import load
 from kvgen.runtime.variant import Variant
 from kvgen.spec import KernelSpec
 from kvgen.verify.attention import attend
 from kvgen.verify.data import learned_sinks
+from kvgen.verify.filled import FilledCache, Kept, pattern_of
 from kvgen.verify.packing import unpack_blocks
 from tests.support.cpu import spec_of
 from tests.support.cpu import variant as compiled

@@ -5,11 +5,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from kvgen.format.sizes import half_full, must_read
 from kvgen.lower.base import FUNCTIONS
 from kvgen.measure import inputs as measured
-from kvgen.measure.bytes import half_full, must_read
 from kvgen.measure.inputs import NoRoom, WorkloadInputs
-from kvgen.measure.job import TimingPolicy
+from kvgen.measure.measurement import TimingPolicy
 from kvgen.runtime.module import load
 from kvgen.runtime.variant import Variant
 from kvgen.spec import Workload

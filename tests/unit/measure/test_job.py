@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from kvgen.lower.schedule import Params
-from kvgen.measure.job import CheckPolicy, Job, Outcome, TimingPolicy
+from kvgen.measure.measurement import Job, Measurement, TimingPolicy
 from kvgen.spec import Workload
 from kvgen.spec.timing import Timing
+from kvgen.verify import CheckPolicy
 from tests.support.naive import naive_layout, naive_schedule, naive_spec
 
 
@@ -28,16 +29,16 @@ def test_jobs_cross_processes_as_json_and_pickles() -> None:
 
 def test_outcomes_cross_processes_as_json_and_pickles() -> None:
     timing = Timing(Workload(batch=2, kv_len=96), 3.5, (3.0, 3.5, 4.0), 1.25)
-    outcome = Outcome("ok", "", (timing,), {"relative_l2": 1e-4}, 2.5)
-    assert Outcome.from_json(json.loads(json.dumps(outcome.to_json()))) == outcome
+    outcome = Measurement("ok", "", (timing,), {"relative_l2": 1e-4}, 2.5)
+    assert Measurement.from_json(json.loads(json.dumps(outcome.to_json()))) == outcome
     assert pickle.loads(pickle.dumps(outcome)) == outcome
     assert outcome.ok
-    assert not Outcome("wrong").ok
+    assert not Measurement("wrong").ok
 
 
 def test_an_unknown_kind_is_refused() -> None:
     with pytest.raises(ValueError, match="kind: Input should be 'ok'"):
-        Outcome.from_json({**Outcome("ok").to_json(), "kind": "good"})
+        Measurement.from_json({**Measurement("ok").to_json(), "kind": "good"})
 
 
 def test_layout_and_device_follow_schedule_and_target() -> None:

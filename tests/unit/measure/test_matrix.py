@@ -7,12 +7,13 @@ import torch
 
 from kvgen.errors import CheckError
 from kvgen.lower.backends import get_backend
-from kvgen.measure.job import CheckPolicy, Job, TimingPolicy
-from kvgen.measure.matrix import CALLS, MatrixInputs, call_bytes
-from kvgen.measure.matrix_check import MatrixCheck, MatrixWorkloadCheck
+from kvgen.measure.inputs import CALLS, MatrixInputs, call_bytes
+from kvgen.measure.measurement import Job, TimingPolicy
 from kvgen.measure.perform import perform, perform_interleaved
 from kvgen.spec import MatrixShape
 from kvgen.toolchain import build
+from kvgen.verify import CheckPolicy
+from kvgen.verify.matrix import MatrixCheck, MatrixWorkloadCheck
 from tests.support.matrix import cpu_matrix, matrix_spec
 
 TIMING = TimingPolicy(seconds=0.002, warmup_seconds=0.0, samples=5, cold_bytes=1 << 18, read=True, threads=1)

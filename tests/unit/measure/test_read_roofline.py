@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kvgen.measure import read_roofline as module
-from kvgen.measure.job import TimingPolicy
+from kvgen.measure.measurement import TimingPolicy
 from kvgen.measure.read_roofline import OVERLAPPING, PIECE, READS, read_roofline, read_us, source
 from kvgen.runtime.kvcache import HUGE_PAGE
 from kvgen.runtime.module import load_library

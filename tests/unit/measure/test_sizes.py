@@ -7,16 +7,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from kvgen.measure.compare import Comparison
+from kvgen.measure.sizes import Crowd, Far, SizeCheck
 
 from kvgen.errors import CheckError
 from kvgen.lower.base import FUNCTIONS
-from kvgen.measure.compare import Comparison
-from kvgen.measure.filled import SparseCache, reserved
-from kvgen.measure.job import CheckPolicy
 from kvgen.measure.memory import resident_bytes
-from kvgen.measure.sizes import Crowd, Far, SizeCheck
 from kvgen.runtime.module import load
 from kvgen.runtime.variant import Variant
+from kvgen.verify import CheckPolicy
+from kvgen.verify.filled import SparseCache, reserved
 from tests.support.naive import naive_artifact, naive_layout, naive_spec
 from tests.unit.measure.test_filled import naive
 

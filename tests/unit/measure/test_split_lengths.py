@@ -4,7 +4,6 @@ import math
 
 from hypothesis import given
 from hypothesis import strategies as st
-
 from kvgen.measure.split_lengths import ragged_lengths, single_lengths
 
 

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from kvgen.measure.compare import Comparison
 
 from kvgen.errors import CheckError
-from kvgen.measure.compare import Comparison
-from kvgen.measure.job import CheckPolicy
-from kvgen.measure.steps import PlannedSteps, StaticSteps, StepCheck
+from kvgen.verify import CheckPolicy
+from kvgen.verify.steps import PlannedSteps, StaticSteps, StepCheck
 from tests.unit.measure.test_check import variant
 
 NO_LIMIT = 1 << 30

@@ -7,17 +7,17 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from kvgen.measure.compare import Comparison
+from kvgen.measure.timed import TimedCheck, unequal
 
 from kvgen.errors import CheckError
 from kvgen.lower.base import FUNCTIONS
-from kvgen.measure.check import check
-from kvgen.measure.compare import Comparison
 from kvgen.measure.inputs import WorkloadInputs
-from kvgen.measure.job import CheckPolicy
-from kvgen.measure.timed import TimedCheck, unequal
 from kvgen.runtime.module import load
 from kvgen.runtime.variant import Variant
 from kvgen.spec import Workload
+from kvgen.verify import CheckPolicy
+from kvgen.verify.check import check
 from tests.support.cpu import spec_of as quantized
 from tests.support.cpu import variant as compiled
 from tests.support.naive import naive_artifact, naive_layout, naive_spec

@@ -6,7 +6,7 @@ import pytest
 
 from kvgen.errors import MeasureError
 from kvgen.measure import timer
-from kvgen.measure.job import TimingPolicy
+from kvgen.measure.measurement import TimingPolicy
 from kvgen.measure.timer import CpuTimer, CudaTimer, captured_rounds, timer_for
 
 

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from kvgen.errors import MeasureError
-from kvgen.measure.verdict import compare
+from kvgen.measure.measurement import compare
 
 
 def noisy(mean: float, count: int = 30, spread: float = 0.02, seed: int = 0) -> list[float]:

@@ -13,11 +13,12 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
-
 from kvgen.measure.finalists import interleave
-from kvgen.measure.job import CheckPolicy, Job, Outcome, TimingPolicy
+
+from kvgen.measure.measurement import Job, Measurement, TimingPolicy
 from kvgen.measure.worker import Worker, _Process, run_job
 from kvgen.spec import Workload
+from kvgen.verify import CheckPolicy
 from tests.support.naive import naive_artifact, naive_schedule, naive_spec
 
 TIMING = TimingPolicy(cold_bytes=1 << 18, seconds=0.01, warmup_seconds=0.0, samples=5)
@@ -217,8 +218,8 @@ def test_a_finalist_that_kills_the_process_is_the_only_one_out(worker: Worker) -
 def test_finalists_that_fail_in_company_only_keep_their_turn_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     worker = Worker()
 
-    def run(jobs: list[Job], rounds: int, timeout_s: float, seconds: float | None = None) -> list[Outcome]:
-        return [Outcome("ok" if len(jobs) == 1 else "timeout", f"{rounds} rounds")] * len(jobs)
+    def run(jobs: list[Job], rounds: int, timeout_s: float, seconds: float | None = None) -> list[Measurement]:
+        return [Measurement("ok" if len(jobs) == 1 else "timeout", f"{rounds} rounds")] * len(jobs)
 
     monkeypatch.setattr(worker, "interleave", run)
     assert [o.detail for o in interleave([job(), job()], rounds=3, worker=worker)] == ["1 rounds", "1 rounds"]
@@ -226,13 +227,13 @@ def test_finalists_that_fail_in_company_only_keep_their_turn_alone(monkeypatch: 
 
 def test_no_finalists_need_no_process() -> None:
     assert interleave([], rounds=2) == []
-    assert isinstance(Outcome("ok"), Outcome)
+    assert isinstance(Measurement("ok"), Measurement)
 
 
 def test_an_interrupted_request_ends_the_process_whose_answer_nobody_awaits(monkeypatch: pytest.MonkeyPatch):
     """The next request would read it as its own."""
 
-    def interrupt(*_: object) -> list[Outcome]:
+    def interrupt(*_: object) -> list[Measurement]:
         raise KeyboardInterrupt
 
     others = running_children()

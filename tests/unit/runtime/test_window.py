@@ -7,11 +7,11 @@ import torch
 
 from kvgen.errors import CacheMismatch
 from kvgen.format.window import first_held, window_places
-from kvgen.measure.compare import poison
 from kvgen.runtime import extend
 from kvgen.runtime.variant import Variant
 from kvgen.spec import KernelSpec
 from kvgen.verify.cache import ReferenceCache
+from kvgen.verify.calls import poison
 from kvgen.verify.tolerance import relative_l2, tolerance
 from tests.support.cpu import spec_of, variant
 from tests.unit.runtime.test_extend import normal, stand_in

@@ -15,10 +15,9 @@ from filelock import FileLock
 
 from kvgen.errors import MeasureError
 from kvgen.lower.base import Source
-from kvgen.measure.job import Job, Outcome
+from kvgen.measure.measurement import Job, Measurement
 from kvgen.registry import Store
 from kvgen.spec import Workload
-from kvgen.spec.timing import Timing
 from kvgen.toolchain import Artifact, ArtifactCache, Resources
 from kvgen.tune import compile_queue, isolated_runner
 from kvgen.tune.budget import Budget
@@ -39,7 +38,7 @@ SCHEDULE = FakeBackend().default(tiny_spec(), "cpu")
 class FakeWorkers:
     """What the workers of all devices were asked to do."""
 
-    outcome: Callable[[Job], Outcome] = lambda job: Outcome("ok", "", (), {"relative_l2": 1e-4})
+    outcome: Callable[[Job], Measurement] = lambda job: Measurement("ok", accuracy={"relative_l2": 1e-4})
     together: Barrier = field(default_factory=lambda: Barrier(DEVICES))
     whole: list[str] = field(default_factory=list)
     part: list[str] = field(default_factory=list)
@@ -53,10 +52,10 @@ class FakeWorkers:
     def start(self, device: str) -> None:
         self.together.wait(PATIENCE_S)  # breaks unless all devices start at the same time
 
-    def run(self, job: Job, timeout_s: float) -> Outcome:
+    def run(self, job: Job, timeout_s: float) -> Measurement:
         assert job.check is not None
         with self.lock:
-            (self.part if job.check.workloads_only else self.whole).append(job.workloads[0].key)
+            (self.part if job.check.workloads_only else self.whole).append(job.workload.key)
         self.together.wait(PATIENCE_S)
         return self.outcome(job)
 
@@ -118,16 +117,16 @@ def test_a_thread_that_waits_for_a_device_gives_up_when_the_run_ends(workers: Fa
 
 
 def test_an_artifact_is_verified_once_for_all_devices(workers: FakeWorkers, tmp_path: Path):
-    workers.outcome = lambda job: Outcome("ok", "", (Timing(job.workloads[0], 5.0),), {"relative_l2": 1e-4})
+    workers.outcome = lambda job: Measurement("ok", samples=(5.0,), accuracy={"relative_l2": 1e-4})
     records = _measured(_runner(tmp_path))
     assert (len(workers.whole), len(workers.part)) == (1, DEVICES - 1)
     assert all(record.ok for record in records)
 
 
 def test_no_record_of_a_wrong_artifact_is_good(workers: FakeWorkers, tmp_path: Path):
-    def outcome(job: Job) -> Outcome:
+    def outcome(job: Job) -> Measurement:
         right = job.check is not None and job.check.workloads_only
-        return Outcome("ok", "", (Timing(job.workloads[0], 5.0),), {}) if right else Outcome("wrong", "a code differs")
+        return Measurement("ok", samples=(5.0,)) if right else Measurement("wrong", "a code differs")
 
     workers.outcome = outcome
     workers.together = Barrier(1)

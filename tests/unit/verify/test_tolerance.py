@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from kvgen.errors import CheckError
-from kvgen.measure.compare import Comparison
-from kvgen.verify.tolerance import relative_l2, row_tolerance, tolerance, worst_relative_l2
+from kvgen.verify.tolerance import Comparison, relative_l2, row_tolerance, tolerance, worst_relative_l2
 from tests.support.specs import kv4_spec
 
 

@@ -13,7 +13,7 @@ import pytest
 from kvgen.errors import CompileError, CompilerCrash, HostError, MeasureError, ToolchainMissing
 from kvgen.lower.base import Source
 from kvgen.lower.schedule import Params, Schedule
-from kvgen.measure.job import Outcome
+from kvgen.measure.measurement import Measurement
 from kvgen.measure.worker import Worker
 from kvgen.registry import packaged_store
 from kvgen.registry.entry import Code, Entry, Launch
@@ -157,7 +157,7 @@ def test_the_text_of_another_tilelang_is_not_compared(place: Place):
 
 
 def test_wrong_numbers_regress(place: Place):
-    place.numbers(Outcome("wrong", "attend of long: relative l2 is 0.5"))
+    place.numbers(Measurement("wrong", "attend of long: relative l2 is 0.5"))
     checked = place.check()
     assert told(checked)["numerics"] == "regressed"
     assert "relative l2 is 0.5" in checked.to_json()["findings"][2]["detail"]
@@ -167,7 +167,7 @@ def test_wrong_numbers_regress(place: Place):
 def test_every_source_is_verified_with_all_workloads_that_use_it(place: Place):
     place.check()
     assert {job.check is not None and job.timing is None for job in place.jobs} == {True}
-    verified = {(job.schedule, work.key) for job in place.jobs for work in job.workloads}
+    verified = {(job.schedule, job.workload.key) for job in place.jobs}
     assert verified == {(place.entry.schedule(launch), launch.workload.key) for launch in place.entry.launches}
     first = place.entry.launches[0]
     place.entry = replace(
@@ -175,8 +175,8 @@ def test_every_source_is_verified_with_all_workloads_that_use_it(place: Place):
     )
     place.jobs.clear()
     place.check()
-    (job,) = place.jobs
-    assert [work.key for work in job.workloads] == [launch.workload.key for launch in place.entry.launches]
+    assert [job.workload.key for job in place.jobs] == [launch.workload.key for launch in place.entry.launches]
+    assert [job.check.workloads_only for job in place.jobs] == [False, *[True] * (len(place.jobs) - 1)]
 
 
 def test_the_module_that_was_tuned_is_verified_where_another_one_is_compiled_now(place: Place):
@@ -200,7 +200,7 @@ def test_further_launches_are_verified(place: Place):
     checked = place.check()
     assert (checked.verdict, checked.reason) == ("good", "")
     assert place.jobs[-1].schedule.launch["threads"] == 8
-    assert len(place.jobs) == len(place.entry.codes)
+    assert [job.workload for job in place.jobs] == [launch.workload for launch in place.entry.every_launch]
 
 
 CLAIMS: dict[str, Callable[[Entry], Entry]] = {
@@ -234,10 +234,10 @@ def test_what_ships_claims_nothing_impossible():
 
 
 def test_a_worker_that_does_not_start_or_lacks_memory_is_no_regression(place: Place):
-    place.numbers(Outcome("oom", "it used up 100 MiB of host memory during verify"))
+    place.numbers(Measurement("oom", "it used up 100 MiB of host memory during verify"))
     assert (place.check().verdict, place.check().environment) == ("unable", True)
 
-    def fail(worker: Worker, job: object) -> Outcome:
+    def fail(worker: Worker, job: object) -> Measurement:
         raise MeasureError("a worker process did not start")
 
     place.patch.setattr(Worker, "run", fail)

@@ -8,25 +8,26 @@ from dataclasses import replace
 import pytest
 
 from kvgen.lower.base import Source
-from kvgen.measure.job import Job, Outcome
+from kvgen.measure.measurement import Job, Measurement
 from kvgen.registry.entry import Entry
-from kvgen.spec.timing import Timing
 from kvgen.toolchain import Artifact, ArtifactCache, build
 from tests.support.checking import Place, detail, told
 
 SLOW = 'extern "C" int slow() { int n = 0; for (int i = 0; i < 99; ++i) n += i; return n; }\n'
 
 
-def times(us: float, read_us: float | None, jobs: list[Job]) -> list[Outcome]:
+def times(us: float, read_us: float | None, jobs: list[Job]) -> list[Measurement]:
     """The first job takes `us`, the second 10 µs."""
+    first = jobs[0].artifact
+    return [
+        Measurement(
+            "ok", "", job.schedule, job.workload, tuple((us if job.artifact == first else 10.0) + 0.001 * i for i in range(11)), read_us
+        )
+        for job in jobs
+    ]
 
-    def timings(job: Job, us: float) -> tuple[Timing, ...]:
-        return tuple(Timing(work, us, tuple(us + 0.001 * i for i in range(11)), read_us) for work in job.workloads)
 
-    return [Outcome("ok", timings=timings(job, us if i == 0 else 10.0)) for i, job in enumerate(jobs)]
-
-
-def never(jobs: list[Job]) -> list[Outcome]:
+def never(jobs: list[Job]) -> list[Measurement]:
     raise AssertionError("nothing is to be timed")
 
 
@@ -64,8 +65,8 @@ def test_a_header_that_slows_the_kernel_down_regresses(place: Place, us: float, 
 def test_every_workload_of_a_source_is_timed(place: Place):
     timed: list[str] = []
 
-    def answer(jobs: list[Job]) -> list[Outcome]:
-        timed.extend(work.key for work in jobs[0].workloads)
+    def answer(jobs: list[Job]) -> list[Measurement]:
+        timed.append(jobs[0].workload.key)
         return times(10.0, None, jobs)
 
     headers_changed(place, SLOW)

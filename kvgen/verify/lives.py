@@ -1,0 +1,351 @@
+"""Life cycles of small caches: prefill in chunks, attend, decode, on poisoned memory, with repeated calls.
+
+Two scenarios: `ragged`, normal data at every length next to the end of the sink or of a block, with more sequences than any table of a
+kernel holds, filled in two chunks; and `long`, structured data with scores up to 60 over several splits, and V with offsets and constant
+stretches. Both decode with every number of query tokens that the spec allows, and on the CPU, which has no limit, with one larger number.
+Where the spec has a rollback, some tokens of every step are taken back, in each sequence another number. The data are the same on every
+device; the reference is computed on the device, because a GPU does that a hundred times as fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from kvgen.errors import CacheMismatch, CheckError
+from kvgen.format.layout import PackedLayout
+from kvgen.format.window import first_held
+from kvgen.runtime.kvcache import KVCache
+from kvgen.spec import KernelSpec
+from kvgen.verify import CheckPolicy
+from kvgen.verify.cache import Life
+from kvgen.verify.calls import Call, CallCheck, Output, Pair, form, laid_out, poison, poisoned, query_lengths
+from kvgen.verify.data import Inputs, normal, structured
+
+BATCH = {"cpu": 11, "cuda": 133}
+"""Least sequences of the ragged scenario; on a GPU more than a CTA of 128 threads takes in one round."""
+DISTINCT = 49
+"""Number of them with data of their own; the others repeat these."""
+CONSTANT = 64
+"""Tokens of a stretch with constant V: more than a kernel processes at once."""
+EXTEND_ROWS = 130
+"""Query rows of the larger call on the CPU, whose back end processes them in blocks of at most 64."""
+SENTINEL = -77.0
+TURNS = 2
+"""How often the steps of a scenario run, in other forms each time."""
+ATTENDS = 9
+"""Forms of `attend`."""
+
+Lengths = tuple[int, ...]
+
+
+class Lives(CallCheck):
+    """Both life cycles. `again` repeats their last call, to detect whether memory was overwritten meanwhile."""
+
+    _last: tuple[KVCache, torch.Tensor, torch.Tensor] | None = None
+
+    def prepare(self) -> None:
+        """See `scenarios`."""
+        scenarios(self.spec, self.layout, self.policy, self.device.type)
+
+    def run(self) -> None:
+        """Raises CheckError at the first wrong number."""
+        for number, scenario in enumerate(scenarios(self.spec, self.layout, self.policy, self.device.type)):
+            self._live(scenario, number)
+
+    def again(self) -> None:
+        """Raises CheckError if the last call of `run` now gives other bits."""
+        if self._last is not None:
+            cache, q, out = self._last
+            got = self.variant.attend(q, cache, out=poisoned(out.shape, out.dtype, self.device), sinks=self.sinks)
+            self.comparison.same_bits("after timing", got, out)
+
+    def _live(self, scenario: Scenario, number: int) -> None:
+        cache = self._poisoned_cache(scenario)
+        for at, (new, counts) in enumerate(scenario.chunks):
+            self._prefill(cache, new, counts, at)
+        if scenario.drafts is not None:
+            self._append_again(scenario, cache)
+            self._prefill(cache, scenario.drafts, None, 2)
+            cache.crop([scenario.drafts[0].shape[1]] * cache.batch)
+            self._cropped_no_further(cache)
+        self._attend(scenario, cache)
+        for turn in range(1, TURNS):
+            with restored(cache):
+                outputs = [self._step(step, cache, at, turn, number) for at, step in enumerate(scenario.steps)]
+                self._compare(scenario, f", turn {turn + 1}", outputs)
+        if self.gpu:
+            with restored(cache):
+                self._replayed(scenario, cache, number)
+        outputs = [self._step(step, cache, at, 0, number) for at, step in enumerate(scenario.steps)]
+        self._compare(scenario, "", outputs)
+        self.same_lengths(scenario.name, cache, scenario.lengths)
+        self._contents(scenario, cache)
+        q = scenario.attend.q
+        self._last = (cache, q, self.variant.attend(q, cache, sinks=self.sinks))
+
+    def _poisoned_cache(self, scenario: Scenario) -> KVCache:
+        """A cache whose memory is all NaN, with shuffled pages and gaps between them, whose block table is a part of a wider one."""
+        page, batch = self.spec.cache.page, len(scenario.lengths)
+        table = pages = None
+        if page is not None:
+            need = -(-scenario.max_len // page)
+            pages = 2 * batch * need
+            order = torch.randperm(pages, generator=torch.Generator().manual_seed(self.policy.seed)).to(torch.int32)
+            wide = torch.full((batch, 2 * need + 1), int(order[-1]), dtype=torch.int32, device=self.device)
+            table = wide[:, :need]
+            table.copy_(order[: batch * need].reshape(batch, need))
+        return poison(self.variant.new_cache(batch, scenario.max_len, self.device, table, pages))
+
+    def _prefill(self, cache: KVCache, new: Pair, counts: Sequence[int] | None, number: int) -> None:
+        """Append strided K and V; those of V are not K's strides."""
+        self.variant.prefill(cache, *self.laid_out(new, number), counts)
+
+    def _append_again(self, scenario: Scenario, cache: KVCache) -> None:
+        """Take back the newest tokens of the last chunk, and append them again. The chunk may have packed blocks that the crop unpacks: the
+        other tokens of these must have been kept.
+        """
+        (k, v), new = scenario.chunks[-1]
+        counts = [min(count, self.spec.cache.rollback) for count in new]
+        first = torch.tensor([count - again for count, again in zip(new, counts, strict=True)], device=k.device)
+        rows = (first[:, None] + torch.arange(max(counts), device=k.device)).clamp(max=k.shape[1] - 1)
+        batch = torch.arange(len(new), device=k.device)[:, None]
+        with known(cache):
+            cache.crop(counts)
+            self._prefill(cache, (k[batch, rows], v[batch, rows]), counts, 3)
+
+    def _cropped_no_further(self, cache: KVCache) -> None:
+        """Crops without new tokens between them count together: after one of all drafts, another is refused."""
+        before, refused = cache.lengths.clone(), False
+        with known(cache):
+            try:
+                cache.crop([1] * cache.batch)
+                if self.gpu:
+                    torch.cuda.synchronize(self.device)
+                cache.sequences.check()
+            except (ValueError, CacheMismatch):
+                refused = True
+        if not refused or not torch.equal(cache.lengths, before):
+            raise CheckError("a crop that goes beyond cache.rollback, with the one before it, is not refused")
+
+    def _attend(self, scenario: Scenario, cache: KVCache) -> None:
+        step, where = scenario.attend, f"attend of {scenario.name}"
+        first = self._step(step, cache)
+        self.comparison.output(where, *first, step.out, step.lse)
+        for _ in range(self.policy.repeats - 1):
+            self.same_output(f"{where} repeated", self._step(step, cache), first)
+        for number in range(1, ATTENDS):
+            got = self._step(step, cache, number // 3 * 2, number % 3)
+            self.comparison.output(f"{where}, form {number + 1}", *got, step.out, step.lse)
+
+    def _call(self, step: Step, at: int, turn: int, scenario: int, *, captured: bool = False) -> Call:
+        return self.formed(form(at, turn, scenario), step.q, step.new, empty=step.empty, captured=captured)
+
+    def _step(self, step: Step, cache: KVCache, at: int = 0, turn: int = 0, scenario: int = 0) -> Output:
+        """Run one step in a form."""
+        found = self._call(step, at, turn, scenario)(cache)
+        if step.crop is not None:
+            cache.crop(step.crop)
+        return found
+
+    def _compare(self, scenario: Scenario, how: str, outputs: Sequence[Output]) -> None:
+        for number, (step, output) in enumerate(zip(scenario.steps, outputs, strict=True), 1):
+            self.comparison.output(f"decode {number} of {scenario.name}{how}", *output, step.out, step.lse)
+
+    def _replayed(self, scenario: Scenario, cache: KVCache, number: int) -> None:
+        """Run the steps as one CUDA graph, in which launches overlap."""
+        calls = [(step, self._call(step, at, TURNS, number, captured=True)) for at, step in enumerate(scenario.steps)]
+        torch.cuda.synchronize(self.device)
+        graph = torch.cuda.CUDAGraph()
+        outputs = []
+        with torch.cuda.graph(graph):
+            for step, call in calls:
+                outputs.append(call(cache))
+                if step.crop is not None:
+                    cache.crop(step.crop)
+        graph.replay()
+        self._compare(scenario, " in a graph", outputs)
+        cache.sequences.captured = False  # the graph is not replayed again
+
+    def _contents(self, scenario: Scenario, cache: KVCache) -> None:
+        """What `unpack` gives up to each length, and the packed blocks, are the reference's; nothing is written beyond a length."""
+        distinct, spec = len(scenario.blocks), self.spec
+        lengths = torch.tensor(scenario.lengths).unsqueeze(1)
+        gone = torch.tensor([first_held(spec, self.block, length) for length in scenario.lengths]).unsqueeze(1)
+        full = torch.tensor([self.rows.packed_blocks(length) for length in scenario.lengths]).unsqueeze(1)
+        shape = (cache.batch, cache.bound, spec.attention.kv_heads, spec.attention.head_dim)
+        memory = torch.full(shape, SENTINEL, dtype=self.variant.dtype, device=self.device)
+        got = self.variant.unpack(cache, laid_out(memory, 3, self.device), laid_out(memory, 1, self.device))
+        token, number = torch.arange(cache.bound), torch.arange(scenario.blocks.shape[2])
+        past = ((token >= lengths) | (token < gone * self.block)).to(self.device)  # [batch, tokens]
+        held = ((number < full) & (number >= gone)).to(self.device)  # [batch, blocks]
+        blocks = packed_blocks(self, cache, len(number)).transpose(1, 2)
+        for name, mine, want in zip(("K", "V"), got, (scenario.k, scenario.v), strict=True):
+            where = f"unpacked {name} of {scenario.name}"
+            if not bool((mine[past] == SENTINEL).all()):
+                raise CheckError(f"{where}: positions that the cache does not hold were written")
+            for start in range(0, cache.batch, distinct):  # the sequences repeat
+                some, tokens = slice(start, start + distinct), min(cache.bound, want.shape[1])  # the bound may be beyond all lengths
+                empty = past[some, :tokens][..., None, None]
+                truth = want[: len(empty), :tokens].masked_fill(empty, 0.0)
+                self.comparison.sequences("unpack", where, mine[some, :tokens].masked_fill(empty, 0.0), truth)
+        for start in range(0, cache.batch, distinct):
+            there = held[start : start + distinct]
+            mine = blocks[start : start + distinct, : len(number)][there]
+            self.same_codes(f"of {scenario.name}", mine, scenario.blocks[: len(there)].transpose(1, 2)[there])
+
+
+def packed_blocks(check: CallCheck, cache: KVCache, count: int) -> torch.Tensor:
+    """Packed blocks by sequence, at least `count`: uint8 [batch, kv_heads, blocks, block_bytes]; of a contiguous cache without a sliding
+    window the cache itself."""
+    if cache.block_table is not None:
+        return cache.packed[cache.block_table.long()].transpose(1, 2).flatten(2, 3)
+    return cache.packed[:, :, torch.arange(count) % check.places] if check.places else cache.packed
+
+
+@contextmanager
+def known(cache: KVCache) -> Iterator[None]:
+    """What the host knows of the lengths is the same afterwards, so that the same launches follow."""
+    sequences = cache.sequences
+    before = sequences.bound, sequences.uniform
+    yield
+    sequences.bound, sequences.uniform = before
+
+
+@contextmanager
+def restored(cache: KVCache) -> Iterator[None]:
+    """What the cache holds is the same afterwards, too, so that the same steps can follow again."""
+    changing = [x for x in (*cache.tensors[:4], cache.sequences.least) if x is not None]
+    kept = [x.clone() for x in changing]
+    with known(cache):
+        yield
+    for mine, old in zip(changing, kept, strict=True):
+        mine.copy_(old)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One call: q [batch, q_len, q_heads, head_dim], the new K and V (None for `attend`), and fp64 results."""
+
+    q: torch.Tensor
+    new: Pair | None
+    out: torch.Tensor
+    lse: torch.Tensor
+    crop: torch.Tensor | None = None
+    """Tokens that are taken back after the step, int32 [batch]; None where the format has no rollback."""
+    empty: bool = False
+    """Whether some sequences have no tokens before it."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """The life cycle of a cache: prefill in chunks, one `attend`, then `decode` steps; all tensors on one device."""
+
+    name: str
+    chunks: tuple[tuple[Pair, Lengths], ...]
+    """K and V [batch, tokens, kv_heads, head_dim], and how many of the tokens each sequence takes."""
+    drafts: Pair | None
+    """K and V of `cache.rollback` tokens that are appended after the chunks and taken back; None where the format has no rollback."""
+    attend: Step
+    """With the largest q_len of the steps, except extend attention."""
+    steps: tuple[Step, ...]
+    lengths: Lengths
+    """Of each sequence, in the end."""
+    blocks: torch.Tensor
+    """The reference's packed blocks, uint8 [distinct, kv_heads, blocks, block_bytes]; of each sequence the full ones count."""
+    k: torch.Tensor
+    """The expected result of `unpack` at the end, fp64 [distinct, tokens, kv_heads, head_dim], up to each length."""
+    v: torch.Tensor
+
+    @property
+    def max_len(self) -> int:
+        """Room that the cache needs, in tokens: chunks count with their longest sequence, steps with their queries."""
+        drafts = 0 if self.drafts is None else self.drafts[0].shape[1]
+        return sum(max(new) for _, new in self.chunks) + drafts + sum(step.q.shape[1] for step in self.steps)
+
+
+@lru_cache(maxsize=4)
+def scenarios(spec: KernelSpec, layout: PackedLayout, policy: CheckPolicy, device: str = "cpu") -> tuple[Scenario, ...]:
+    """The scenarios of a spec and a layout on a device. Reference attention makes this slow; it is kept for the process."""
+    block, sink, unpacked = layout.tokens, spec.cache.sink, spec.cache.unpacked
+    edges = (0, 1, *((unpacked + n) for n in (block - 1, block, block + 1, 2 * block + block // 2, 3 * block - 1)))
+    if rollback := spec.cache.rollback:  # a crop of so many tokens unpacks a block from these lengths, or more than one
+        edges = (*edges, *(unpacked + 2 * block + n for n in (min(2, rollback), max(1, rollback - 1))))
+    edges = tuple(dict.fromkeys((*edges, *(n for n in (sink - 1, sink + 1, unpacked) if n > 0))))
+    batch = max(BATCH[device], len(edges))
+    ragged = tuple(edges[(number + number // len(edges)) % len(edges)] for number in range(min(batch, DISTINCT)))
+    longest = -(-max(policy.long_tokens, 5 * block) // block) * block + block - 2 + unpacked  # the second token or so fills a block
+    served = query_lengths(spec)
+    steps = (*served, *[1] * (policy.steps - len(served)))
+    larger = (extend_tokens(spec),) if device == "cpu" else ()
+    return (
+        _scenario(spec, layout, policy, device, ragged, steps, batch),
+        _scenario(spec, layout, policy, device, (longest, longest * 5 // 8, longest * 3 // 4), (*steps, *larger), None),
+    )
+
+
+def extend_tokens(spec: KernelSpec) -> int:
+    """Query tokens of a call whose rows fill more than two blocks of rows, more than those of any other call."""
+    return max(len(query_lengths(spec)), EXTEND_ROWS // spec.attention.group) + 1
+
+
+def _scenario(
+    spec: KernelSpec, layout: PackedLayout, policy: CheckPolicy, device: str, lengths: Lengths, q_lengths: Lengths, batch: int | None
+) -> Scenario:
+    """`q_lengths` are the query tokens of each decode step. The ragged scenario has `batch` sequences, those of `lengths` over and over."""
+    rollback, first_q = spec.cache.rollback, len(query_lengths(spec))
+    whole = Life.whole_tokens(spec, layout, max(lengths) + rollback + sum(q_lengths))
+    inputs = (normal if batch else _hard)(spec, len(lengths), whole, q_len=first_q + sum(q_lengths), seed=policy.seed)
+    all_q, k, v = (x.to(device) for x in (inputs.q, inputs.k, inputs.v))
+    life = Life(spec, layout, k, v)
+    at = [number % len(lengths) for number in range(batch or len(lengths))]
+    index = torch.tensor(at, device=device)
+
+    def every(x: torch.Tensor) -> torch.Tensor:
+        return x[index]
+
+    def pair(one: Pair) -> Pair:
+        return every(one[0]), every(one[1])
+
+    chunks, past = [], (0,) * len(lengths)
+    for upto in [tuple(_first_chunk(length, layout.tokens) for length in lengths), lengths] if batch else [lengths]:
+        new = tuple(end - start for start, end in zip(past, upto, strict=True))
+        chunks.append((pair(life.new(past, max(new))), tuple(new[b] for b in at)))
+        past = upto
+    drafts = pair(life.drafted(past).new(past, rollback)) if rollback else None
+    queries = torch.split(all_q, [first_q, *q_lengths], dim=1)
+    first = Step(every(queries[0]), None, *pair(life.attend(queries[0], past, past)), empty=min(past) == 0)
+    steps = []
+    for number, (q, q_len) in enumerate(zip(queries[1:], q_lengths, strict=True)):
+        after = tuple(length + q_len for length in past)
+        rejected = [(b + number) % (min(rollback, q_len) + 1) for b in range(len(past))]
+        kept = tuple(length - fewer for length, fewer in zip(after, rejected, strict=True))
+        seen = life.drafted(kept) if rollback else life
+        crop = every(torch.tensor(rejected, dtype=torch.int32, device=device)) if rollback else None
+        steps.append(Step(every(q), pair(seen.new(past, q_len)), *pair(seen.attend(q, past, after)), crop, min(past) == 0))
+        past = kept
+    ends = tuple(past[b] for b in at)
+    return Scenario("ragged" if batch else "long", tuple(chunks), drafts, first, tuple(steps), ends, life.blocks, *life.seen(past))
+
+
+def _first_chunk(length: int, block: int) -> int:
+    """Half of a sequence; of 2½ blocks a third, so that the rest completes a block more than its own tokens would fill."""
+    return length // 3 if length == 2 * block + block // 2 else length // 2
+
+
+def _hard(spec: KernelSpec, batch: int, kv_len: int, *, q_len: int, seed: int) -> Inputs:
+    """Structured data with an offset for every channel of V, so that zeros weigh as much as codes.
+
+    In the second sequence scores grow from one end to the other, so that the running maximum moves and what was summed before matters.
+    In the third V is constant where scores are highest: its scales are 0 there.
+    """
+    data, plain = structured(spec, batch, kv_len, q_len=q_len, seed=seed), normal(spec, batch, kv_len, q_len=q_len, seed=seed + 1)
+    growth = torch.linspace(0.5, 8, kv_len).to(data.k.dtype)[:, None, None]
+    data.q[1], data.k[1] = 2 * plain.q[1], plain.k[1] * growth
+    data.v.add_(torch.linspace(-2, 2, data.v.shape[-1]).to(data.v.dtype))
+    data.v[2, :CONSTANT] = 0.25
+    return data
