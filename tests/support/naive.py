@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 from kvgen.format.layout import PackedLayout, packed_layout
 from kvgen.lower.base import FUNCTIONS, Source
 from kvgen.lower.schedule import Params, Schedule
+from kvgen.runtime.module import load
+from kvgen.runtime.variant import Variant
 from kvgen.spec import KernelSpec, load_spec
 from kvgen.toolchain import Artifact, ArtifactCache, build
 
@@ -46,3 +51,13 @@ def naive_source(fault: str | None = None) -> Source:
 def naive_artifact(fault: str | None = None, cache: ArtifactCache | None = None) -> Artifact:
     """Compiled once for all test runs that share a cache."""
     return build(naive_source(fault), cache)
+
+
+def naive_variant(paged: bool = False, **wrappers: Callable[..., object]) -> Variant:
+    """The naive module on torch tensors, with some of its functions wrapped: wrapper(function, *args)."""
+    module = load(naive_artifact().path)
+    functions = {name: getattr(module, name) for name in FUNCTIONS}
+    for name, wrapper in wrappers.items():
+        functions[name] = partial(wrapper, functions[name])
+    spec = naive_spec(paged)
+    return Variant(spec, naive_layout(spec), SimpleNamespace(**functions, set_threads=None) if wrappers else module)  # type: ignore[arg-type]

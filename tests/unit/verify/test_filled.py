@@ -1,25 +1,21 @@
-"""The reference over a filled cache is attention over what that cache unpacks to."""
+"""The reference over a filled cache is attention over what that cache unpacks to; what is reserved is not touched."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from kvgen.runtime.module import load
-from kvgen.runtime.variant import Variant
+from kvgen.measure.memory import resident_bytes
 from kvgen.spec import KernelSpec
 from kvgen.verify.attention import attend
 from kvgen.verify.data import learned_sinks
-from kvgen.verify.filled import FilledCache, Kept, pattern_of
+from kvgen.verify.filled import FilledCache, SparseCache, free_bytes, kept, reserved
 from kvgen.verify.packing import unpack_blocks
 from tests.support.cpu import spec_of
 from tests.support.cpu import variant as compiled
-from tests.support.naive import naive_artifact, naive_layout, naive_spec
+from tests.support.naive import naive_spec, naive_variant
 
-
-def naive(paged: bool = False) -> Variant:
-    spec = naive_spec(paged)
-    return Variant(spec, naive_layout(spec), load(naive_artifact().path))
+CPU = torch.device("cpu")
 
 
 def contents(filled: FilledCache, b: int, length: int) -> list[torch.Tensor]:
@@ -45,11 +41,10 @@ UNQUANTIZED = spec_of(k="4c64", sinks=True, cache={"sink": 5, "local": 40, "roll
 )
 @pytest.mark.parametrize("new_tokens", [0, 3])
 def test_reference_by_counts_is_attention_over_all_tokens(spec: KernelSpec, new_tokens: int) -> None:
-    variant = naive(spec.cache.page is not None) if spec.name == "naive" else compiled(spec)
+    variant = naive_variant(spec.cache.page is not None) if spec.name == "naive" else compiled(spec)
     tokens, a = variant.layout.tokens, spec.attention
     lengths = [6 * tokens + 7, 0, 1, tokens, 9 * tokens - 1]
     filled = FilledCache(variant, len(lengths), 9 * tokens, "cpu")
-    sinks = learned_sinks(spec)
     q = torch.randn(len(lengths), 3, a.q_heads, a.head_dim).to(variant.dtype)
     k, v = (torch.randn(len(lengths), 3, a.kv_heads, a.head_dim).to(variant.dtype) for _ in range(2))
     out, lse = filled.attend(q, lengths, (k, v) if new_tokens else None)
@@ -57,21 +52,18 @@ def test_reference_by_counts_is_attention_over_all_tokens(spec: KernelSpec, new_
         held = contents(filled, b, length)
         if new_tokens:
             held = [torch.cat([x, new[b : b + 1].double()], 1) for x, new in zip(held, (k, v), strict=True)]
-        want, want_lse = attend(q[b : b + 1], *held, softcap=a.softcap, window=a.window, sinks=sinks)
+        want, want_lse = attend(q[b : b + 1], *held, softcap=a.softcap, window=a.window, sinks=learned_sinks(spec))
         torch.testing.assert_close(out[b : b + 1], want, rtol=1e-9, atol=1e-12)
         torch.testing.assert_close(lse[b : b + 1], want_lse, rtol=1e-9, atol=1e-12)
 
 
-def test_no_two_sequences_and_no_two_neighbouring_blocks_hold_the_same() -> None:
-    filled = FilledCache(naive(), 5, 2000, "cpu")
-    blocks = filled.cache.packed
+def test_sequences_hold_the_pattern_in_different_orders() -> None:
+    blocks = FilledCache(naive_variant(), 5, 1000, "cpu").cache.packed
     assert not any(torch.equal(blocks[a], blocks[b]) for a in range(5) for b in range(a))
-    assert not any(torch.equal(blocks[0, 0, i], blocks[0, 0, i + 1]) for i in range(blocks.shape[2] - 1))
-    assert not torch.equal(filled.cache.k_residual[0], filled.cache.k_residual[1])
 
 
 def test_copies_hold_the_same_and_what_decode_left_can_be_undone() -> None:
-    variant = naive(paged=True)
+    variant = naive_variant(paged=True)
     filled = FilledCache(variant, 2, 300, "cpu")
     filled.set([40, 33])
     copy = filled.copy(variant)
@@ -83,14 +75,40 @@ def test_copies_hold_the_same_and_what_decode_left_can_be_undone() -> None:
     assert torch.equal(copy.k_residual, filled.cache.k_residual)
 
 
-def test_kept_caches_are_given_again_and_the_oldest_goes_when_room_is_short() -> None:
-    variant, cpu = naive(), torch.device("cpu")
-    kept = Kept(1 << 40)
-    first = kept.get(variant, 2, 300, cpu)
-    assert kept.get(variant, 2, 300, cpu) is first
-    assert kept.get(variant, 3, 300, cpu).pattern is first.pattern
-    assert pattern_of(variant, cpu) is first.pattern
-    tight = Kept(0)
-    first = tight.get(variant, 2, 300, cpu)
-    tight.get(variant, 3, 300, cpu)
-    assert tight.get(variant, 2, 300, cpu) is not first
+@pytest.mark.parametrize("paged", [False, True])
+def test_a_sparse_cache_reads_as_its_marks_and_zeros(paged: bool) -> None:
+    variant = naive_variant(paged)
+    tokens = variant.layout.tokens
+    filled = SparseCache(variant, 3, 20 * tokens, CPU, [0, 3, 18])
+    packed, table = filled.cache.packed, filled.cache.block_table
+    assert packed[-1].data_ptr() - packed.data_ptr() > 1 << 32
+    if table is not None:
+        assert table.max() == packed.shape[0] - 1 > 1 << 16
+        assert table.unique().numel() == table.numel()
+    filled.set([0, 0, 19 * tokens])
+    want = filled.contents(2, 19)
+    for mine, x in zip(variant.unpack(filled.cache), want, strict=True):
+        assert torch.equal(mine[2].transpose(0, 1).double(), x)
+    assert want[0].unflatten(1, (-1, tokens)).abs().sum((0, 2, 3)).nonzero().flatten().tolist() == [0, 3, 18]
+
+
+def test_reserved_memory_is_zero_and_takes_none() -> None:
+    before = resident_bytes()
+    x = reserved((1 << 30, 6), torch.float16, CPU)
+    x[-1, -1] = 1
+    assert x[:: 1 << 26].sum() == 0
+    assert x[-1].tolist() == [0, 0, 0, 0, 0, 1]
+    assert resident_bytes() - before < 64 << 20
+
+
+def test_of_kept_values_the_one_that_was_not_used_for_the_longest_goes() -> None:
+    store: dict[object, str] = {}
+    assert [kept(store, key, 2, lambda key=key: key.upper()) for key in "abacb"] == list("ABACB")  # type: ignore[misc]
+    assert list(store) == ["c", "b"]
+
+
+def test_what_torch_has_cached_of_a_gpus_memory_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after many workloads, whose caches were of different sizes: the driver has little left, and torch gives its part back."""
+    for name, answer in (("mem_get_info", (5, 140)), ("memory_reserved", 120), ("memory_allocated", 20)):
+        monkeypatch.setattr(torch.cuda, name, lambda device, answer=answer: answer)
+    assert free_bytes(torch.device("cuda")) == 105

@@ -4,7 +4,8 @@ import math
 
 from hypothesis import given
 from hypothesis import strategies as st
-from kvgen.measure.split_lengths import ragged_lengths, single_lengths
+
+from kvgen.verify.reads import ragged_lengths, single_lengths
 
 
 def even(share: int, most: int):
