@@ -107,7 +107,7 @@ def _export_kernel(folder: Path, names: list[str], arch: list[str] | None, name:
         print_json(done.to_json())
         return
     for build in done.builds:
-        tuned = f"tuned on {build['tuned']['device'].get('name')}" if build["tuned"] else "not tuned"
+        tuned = f"tuned on {build['tuned']['device']}" if build["tuned"] else "not tuned"
         typer.echo(f"{build['name']}: {tuned}; {build['verified']}")
     typer.echo(f"wrote {done.folder} ({', '.join(done.variants)})")
 

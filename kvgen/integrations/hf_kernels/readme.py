@@ -1,17 +1,8 @@
-"""The README of an exported kernel: how to call it, what it computes, how each library was tuned and checked."""
-
-from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import Any
-
-from kvgen.errors import markdown
-from kvgen.spec import KernelSpec, dump_spec
+"""The README of an exported kernel."""
 
 MARK = "<!-- written by `kvgen export --format hf-kernels` -->"
 """Says that a folder is an export, which another one may be added to."""
-
-HEAD = """---
+README = """---
 license: apache-2.0
 library_name: kernels
 tags:
@@ -54,78 +45,4 @@ Functions: `new_cache`, `prepare`, `prefill`, `plan`, `decode`, `attend`, `unpac
 ```yaml
 {spec}```
 
-"""
-
-
-def readme(name: str, version: int, folder: str, spec: KernelSpec, variants: Mapping[str, Mapping[str, Any]]) -> str:
-    """Text of the README for the contents of `_kernel.json` by build variant."""
-    attention = spec.attention
-    head = HEAD.format(
-        mark=MARK, name=name, version=version, folder=folder, kvgen=next(iter(variants.values()))["kvgen"], dtype=attention.dtype,
-        kv_heads=attention.kv_heads, q_heads=attention.q_heads, head_dim=attention.head_dim, q_len=attention.q_len,
-        sinks_line=f"sinks = torch.zeros({attention.q_heads}, device=cache.device)\n" if attention.sinks else "",
-        sinks=", sinks=sinks" if attention.sinks else "", spec=dump_spec(spec),
-    )  # fmt: skip
-    return head + "".join(_variant(variant, facts) for variant, facts in sorted(variants.items()))
-
-
-def _variant(variant: str, facts: Mapping[str, Any]) -> str:
-    lines = [f"## `{variant}`", ""]
-    for build in facts["builds"]:
-        lines += [f"### {markdown(build['name'])}", "", *_origin(build), "", *_table(build), ""]
-    return "\n".join(lines) + "\n"
-
-
-def _origin(build: Mapping[str, Any]) -> list[str]:
-    tuned = build["tuned"]
-    if tuned is None:
-        how = "Not tuned: the default schedules of the back end."
-    else:
-        made = tuned["provenance"]
-        device, date = tuned["device"].get("name") or "an unnamed device", str(made.get("date", ""))[:10] or "no date"
-        how = (
-            f"Tuned on {markdown(device)}, {markdown(date)}, by kvgen {markdown(made.get('kvgen'))}{_commit(made)}{_trials(made)}; "
-            f"the times are of that device and run.{_accuracy(tuned)}"
-        )
-    needs = [markdown(f"{name} {version}") for name, version in build["symbols"].items()]
-    compilers = ", ".join(map(markdown, build["compilers"]))
-    lines = [f"- {how}", f"- Verification against the fp64 reference, of these libraries: {markdown(build['verified'])}."]
-    lines += [f"- Compiled by {compilers}; needs {', '.join(needs) or 'no versioned symbols'} or newer{_runtime(build)}."]
-    if build["instructions"]:
-        lines.append(f"- Needs a processor with {', '.join(build['instructions'])}.")
-    return [*lines, *(f"- Caution: {markdown(caution)}." for caution in build["cautions"])]
-
-
-def _runtime(build: Mapping[str, Any]) -> str:
-    return ", and libgomp (torch's wheels bring it)" if build["target"] == "cpu" else ""
-
-
-def _commit(made: Mapping[str, Any]) -> str:
-    return f" (commit {markdown(str(made['commit'])[:12])}{', changed' if made.get('dirty') else ''})" if made.get("commit") else ""
-
-
-def _accuracy(tuned: Mapping[str, Any]) -> str:
-    error = tuned["accuracy"].get("relative_l2")
-    return f" It was verified there: relative L2 {error:.1e}." if error is not None else ""
-
-
-def _trials(made: Mapping[str, Any]) -> str:
-    return f", {markdown(made['trials'])} measurements" if made.get("trials") else ""
-
-
-def _table(build: Mapping[str, Any]) -> list[str]:
-    """A row per launch: the workload, its time, and the default's in the same run."""
-    rows = [
-        "| batch × kv_len | back end | µs per call | default, µs | share of a pure read's speed | library |",
-        "|---|---|---|---|---|---|",
-    ]
-    for launch in build["launches"]:
-        work, measured = launch["workload"], launch["measured"] or {}
-        shape = f"{work['batch']} × {work['kv_len']}" + (f", {work['q_len']} query tokens" if work["q_len"] > 1 else "")
-        numbers = [_number(measured.get(key), digits) for key, digits in (("us", 1), ("default_us", 1), ("read_fraction", 2))]
-        rows.append(f"| {shape} | {launch['backend']} | {' | '.join(numbers)} | `{launch['library']}` |")
-    return rows
-
-
-def _number(value: float | None, digits: int) -> str:
-    return "–" if value is None else f"{value:.{digits}f}"
+{builds}"""

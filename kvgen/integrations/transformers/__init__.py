@@ -10,9 +10,8 @@ from kvgen.integrations import usable
 usable.transformers()
 
 from kvgen.integrations.transformers.attention import register  # noqa: E402
-from kvgen.integrations.transformers.cache import CACHE_ARGUMENT, KvgenCache  # noqa: E402
+from kvgen.integrations.transformers.cache import CACHE_ARGUMENT, KvgenCache, layer_specs  # noqa: E402
 from kvgen.integrations.transformers.loop import DecodeLoop  # noqa: E402
-from kvgen.integrations.transformers.specs import layer_specs  # noqa: E402
 
 register()
 

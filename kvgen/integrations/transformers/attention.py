@@ -8,9 +8,9 @@ import torch
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, bidirectional_mask_function
 
+from kvgen.errors import UnsupportedError
 from kvgen.integrations.transformers.cache import CACHE_ARGUMENT, NAME, Appended, KvgenLayer, layer_of
-from kvgen.integrations.transformers.forwards import States
-from kvgen.integrations.transformers.specs import refusal
+from kvgen.integrations.transformers.passes import States
 
 
 def register() -> None:
@@ -26,7 +26,7 @@ def padding_mask(*_: Any, attention_mask: torch.Tensor | None = None, **given: A
     """
     function = given.get("mask_function")
     if given.get("allow_is_causal_skip") is False or given.get("use_vmap") or function is bidirectional_mask_function:
-        raise refusal("the model's mask is more than causality, a sliding window and padding")
+        raise _refusal("the model's mask is more than causality, a sliding window and padding")
     return attention_mask
 
 
@@ -57,7 +57,7 @@ def attention(
         )
     layer = key.layer
     if not torch.compiler.is_compiling() and value is not key.v:
-        raise refusal("the model changes V after the cache has taken it")
+        raise _refusal("the model changes V after the cache has taken it")
     _refuse(module, layer, attention_mask, dropout, more)
     _agree(layer, query, key.k, {"window": sliding_window, "softcap": softcap or 0.0, "sinks": s_aux is not None})
     q, k, v = (x.transpose(1, 2) for x in (query, key.k, key.v))
@@ -87,7 +87,11 @@ def _refuse(module: torch.nn.Module, layer: KvgenLayer, mask: torch.Tensor | Non
     elif module.layer_idx != layer.layer_idx:
         reason = f"layer {module.layer_idx} reads the cache of layer {layer.layer_idx}"
     if reason is not None:
-        raise refusal(reason)
+        raise _refusal(reason)
+
+
+def _refusal(reason: str) -> UnsupportedError:
+    return UnsupportedError("KvgenCache", reason, is_backend=False)
 
 
 def _agree(layer: KvgenLayer, query: torch.Tensor, key: torch.Tensor, masks: dict[str, Any]) -> None:

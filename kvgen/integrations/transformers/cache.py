@@ -13,11 +13,8 @@ from transformers import GenerationMixin
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from kvgen.api.fetch import get_kernel
-from kvgen.integrations.transformers.forwards import States
-from kvgen.integrations.transformers.group import LayerGroup
-from kvgen.integrations.transformers.passes import Passes
-from kvgen.integrations.transformers.specs import layer_specs
-from kvgen.spec import KernelSpec
+from kvgen.integrations.transformers.passes import LayerGroup, Passes, States
+from kvgen.spec import KernelSpec, layers
 from kvgen.spec.layers import Format
 
 NAME = "kvgen"
@@ -31,6 +28,22 @@ WRONG_ATTENTION = (
 
 _caches: WeakValueDictionary[int, KvgenCache] = WeakValueDictionary()
 _numbers = count()
+
+
+def layer_specs(
+    config: Any, spec: Format | Mapping[str, Format] | Sequence[Format], *, batch: int = 1, max_len: int = 4096
+) -> list[KernelSpec]:
+    """The spec of every layer of a model with this configuration (`model.config`), as `kvgen.spec.layers.layer_specs` makes them.
+
+    The dtype of a format without one is the configuration's, and torch's default where it has none. Raises TypeError for something else
+    than a configuration, and as that function does.
+    """
+    if not hasattr(config, "get_text_config"):
+        raise TypeError(f"config must be the model's configuration (model.config), not {type(config).__name__}")
+    text = config if getattr(config, "is_encoder_decoder", False) else config.get_text_config(decoder=True)
+    known = {**text.to_dict(), "model_type": text.model_type}  # to_dict has that of the class
+    default = str(torch.get_default_dtype()).removeprefix("torch.")
+    return layers.layer_specs(known, spec, batch=batch, max_len=max_len, dtype=default)
 
 
 class Appended(NamedTuple):
@@ -159,12 +172,6 @@ class KvgenCache(Cache):
         copied = memo[id(self)] = object.__new__(KvgenCache)
         copied._fill(self.config, self.passes.copy())
         return copied
-
-    def __getstate__(self) -> tuple[Any, Passes]:
-        return self.config, self.passes
-
-    def __setstate__(self, state: tuple[Any, Passes]) -> None:
-        self._fill(*state)  # an unpickled cache has a number of its own
 
     @property
     def argument(self) -> dict[str, KvgenCache]:

@@ -1,17 +1,45 @@
-"""The forward passes of a model over the layers of a cache."""
+"""The forward passes of a model over the layers of a cache: prompts, chunks, decode steps, and padding.
+
+Caches hold real tokens alone; the model counts *positions*, padding included. Tensors are [batch, tokens, heads, head_dim].
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
+from torch.nn.functional import pad, scaled_dot_product_attention
 
+from kvgen.api.kernel import Kernel
 from kvgen.errors import CacheMismatch, KvgenError
-from kvgen.integrations.transformers.forwards import Chunk, Forward, Prompt, Ragged, States, Step
-from kvgen.integrations.transformers.group import LayerGroup
-from kvgen.integrations.transformers.padding import Padding
+from kvgen.runtime.kvcache import KVCache, row_of
+
+
+class States(NamedTuple):
+    """Queries, new K and V of one layer, with what its attention has besides."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    scale: float
+    sinks: torch.Tensor | None
+
+
+@dataclass(eq=False)
+class LayerGroup:
+    """The layers of a model that have one spec, in the model's order: their caches share lengths, and a step has one plan for them."""
+
+    kernel: Kernel
+    caches: list[KVCache]
+
+    @property
+    def first(self) -> KVCache:
+        """The cache by which the lengths of all change."""
+        return self.caches[0]
 
 
 class Passes:
@@ -35,17 +63,16 @@ class Passes:
         """Whether an exception ended the attention of a layer, which may have written a part of its tokens."""
         self._forwards: dict[LayerGroup, Forward] = {}
         self._new: torch.Tensor | None = None
-        self._uniform: bool | None = None
-        self._bound: int | None = None
+        self._promised: dict[str, int | bool | None] = {}
 
     @contextmanager
     def promised(self, *, uniform: bool | None, bound: int | None) -> Iterator[None]:
         """What `Kernel.plan` is told of the steps within."""
-        self._uniform, self._bound = uniform, bound
+        self._promised = {"uniform": uniform, "bound": bound}
         try:
             yield
         finally:
-            self._uniform = self._bound = None
+            self._promised = {}
 
     def run(self, layer: int, x: States, mask: torch.Tensor | None) -> torch.Tensor:
         """Attention of one layer, which appends. `mask`, [batch, positions + new ones], is 0 for padding.
@@ -101,7 +128,13 @@ class Passes:
             raise ValueError("crop takes the same tokens from all sequences, and these were filled one by one: use KVCache.crop")
         if tokens > self.positions - self._padding.end:
             raise ValueError(f"crop({tokens}): only the newest {self.positions - self._padding.end} positions have no padding")
-        self._check_rollback(self.positions, tokens)
+        rollback = self.groups[0].first.sequences.rollback
+        left = self.positions - self._most + rollback
+        if rollback and tokens > left:  # a GPU would refuse it later, when the host has counted it
+            raise ValueError(
+                f"crop({tokens}): at most {left} positions can be taken back now; cache.rollback of the spec is {rollback}, which counts "
+                f"from the {self._most} positions that there were"
+            )
         self.check()
         for group in self.groups:
             group.first.crop(tokens)
@@ -119,28 +152,18 @@ class Passes:
         length = sequences.length_of(index)
         least = 0 if sequences.least is None else int(sequences.least[index])  # where crops of the past end
         self.one_by_one()
-        groups = {group: group.row(index, length) for group in self.groups}
+        groups = {group: LayerGroup(group.kernel, row_of(group.caches, index, length)) for group in self.groups}
         row = Passes([groups[group] for group, _ in self.layers], length)
         row._most = max(length, least + sequences.rollback)
         return row
 
     def copy(self) -> Passes:
         """The same tokens in other memory, for the same kernels."""
-        groups = {group: group.copy() for group in self.groups}
+        groups = {group: LayerGroup(group.kernel, deepcopy(group.caches)) for group in self.groups}
         other = Passes([groups[group] for group, _ in self.layers], self.positions)
         other._padding, other._most = deepcopy(self._padding), self._most
         other._due, other._broke = self._due, self._broke
         return other
-
-    def _check_rollback(self, positions: int, tokens: int) -> None:
-        """Raises ValueError for a crop that the device would refuse: a GPU does so later, when the host has counted it."""
-        rollback = self.groups[0].first.sequences.rollback
-        left = positions - self._most + rollback
-        if rollback and tokens > left:
-            raise ValueError(
-                f"crop({tokens}): at most {left} positions can be taken back now; cache.rollback of the spec is {rollback}, which counts "
-                f"from the {self._most} positions that there were"
-            )
 
     def _begin(self, tokens: int, mask: torch.Tensor | None) -> None:
         """Make the forwards of all groups. What raises here leaves the cache as it was."""
@@ -158,19 +181,25 @@ class Passes:
 
     def _forward(self, group: LayerGroup, tokens: int) -> Forward:
         """How so many new positions run over the layers of a group."""
-        kernel, caches = group.kernel, group.caches
-        few = tokens <= kernel.spec.attention.q_len
+        attention = group.kernel.spec.attention
+        few = tokens <= attention.q_len
         if self.positions is None:
-            return self._step(group, tokens) if few else _chunk_of_some(group, tokens)
+            if few:
+                return Step(group, tokens, self._promised)
+            lengths = group.first.lengths.tolist()  # waits for the device
+            if not any(lengths):
+                raise ValueError(
+                    "no sequence has tokens: call cache.reset() to prefill all of them at once, or prefill one by cache.row(index)"
+                )
+            taken = torch.tensor(lengths, device="cpu").gt(0).unsqueeze(1).expand(-1, tokens)
+            return Chunk(group, tokens) if all(lengths) else Ragged(group, lengths, taken)  # as in a step, empty ones take no part
         lengths = self._padding.lengths(self.positions)
         if self._new is not None:
-            return Ragged(kernel, caches, lengths, self._new)
+            return Ragged(group, lengths, self._new)
         if few and min(lengths):
-            return self._step(group, tokens)
-        return (Prompt if group.plain and not self.positions else Chunk)(kernel, caches, tokens)
-
-    def _step(self, group: LayerGroup, tokens: int) -> Step:
-        return Step(group.kernel, group.caches, tokens, self._bound, self._uniform)
+            return Step(group, tokens, self._promised)
+        masked = attention.window is not None or attention.softcap or attention.sinks
+        return Chunk(group, tokens) if self.positions or masked else Prompt(group, tokens)
 
     def _end(self, tokens: int) -> None:
         """Count the new tokens, once for all layers."""
@@ -183,12 +212,157 @@ class Passes:
             self._most = max(self._most, self.positions)
 
 
-def _chunk_of_some(group: LayerGroup, tokens: int) -> Forward:
-    """A chunk of which sequences without tokens take no part, as in a step; waits for the device, which knows the lengths."""
-    lengths = group.first.lengths.tolist()
-    if not any(lengths):
-        raise ValueError("no sequence has tokens: call cache.reset() to prefill all of them at once, or prefill one by cache.row(index)")
-    if all(lengths):
-        return Chunk(group.kernel, group.caches, tokens)
-    taken = torch.tensor(lengths, device="cpu").gt(0).unsqueeze(1).expand(-1, tokens)
-    return Ragged(group.kernel, group.caches, lengths, taken)
+# --- how one pass runs over a group of layers ------------------------------------------------------------------------------
+
+
+class Step:
+    """A decode step: one plan for all layers; sequences without tokens take no part."""
+
+    def __init__(self, group: LayerGroup, tokens: int, promised: dict[str, int | bool | None]) -> None:
+        self._group, self._tokens = group, tokens
+        self._plan = group.kernel.plan(group.first, tokens, **promised)  # type: ignore[arg-type]
+
+    def attend(self, layer: int, x: States) -> torch.Tensor:
+        """Append x.k and x.v to the cache of a layer; the output, like x.q."""
+        cache = self._group.caches[layer]
+        out: torch.Tensor = self._group.kernel.decode(x.q, x.k, x.v, cache, scale=x.scale, sinks=x.sinks, plan=self._plan)
+        return out
+
+    def advance(self) -> None:
+        """Count the new tokens, once for all layers."""
+        self._group.first.advance(self._tokens)
+
+
+class Chunk:
+    """As many new tokens for every sequence, also for those without any: extend attention."""
+
+    def __init__(self, group: LayerGroup, tokens: int) -> None:
+        group.first.sequences.after(tokens)  # raises where there is no room
+        self._group, self._tokens = group, tokens
+
+    def attend(self, layer: int, x: States) -> torch.Tensor:
+        """As `Step.attend`."""
+        cache = self._group.caches[layer]
+        out: torch.Tensor = self._group.kernel.decode(x.q, x.k, x.v, cache, scale=x.scale, sinks=x.sinks, advance=False)
+        return out
+
+    def advance(self) -> None:
+        """As `Step.advance`."""
+        self._group.first.advance([self._tokens] * self._group.first.batch)
+
+
+class Prompt(Chunk):
+    """The first tokens of all sequences, where nothing but causality masks them: torch's attention over the tokens themselves."""
+
+    def attend(self, layer: int, x: States) -> torch.Tensor:
+        """As `Step.attend`."""
+        q, k, v = (t.transpose(1, 2) for t in (x.q, x.k, x.v))
+        out = scaled_dot_product_attention(q, k, v, is_causal=True, scale=x.scale, enable_gqa=True).transpose(1, 2)
+        self._group.kernel.prefill(self._group.caches[layer], x.k, x.v, advance=False)
+        return out
+
+
+class Ragged:
+    """Other numbers of new tokens for each sequence: padding is dropped, and each sequence runs by itself; its output is 0 at padding."""
+
+    def __init__(self, group: LayerGroup, lengths: Sequence[int], visible: torch.Tensor) -> None:
+        """`visible`, bool [batch, tokens] on the host: the tokens that are no padding.
+
+        Raises CacheMismatch where a sequence has no room: found only when it runs, the rows before it would have written.
+        """
+        self._group, max_len = group, group.first.max_len
+        self._counts: list[int] = visible.sum(1).tolist()
+        self._rows: dict[int, list[KVCache]] = {}
+        self._places: dict[int, slice | torch.Tensor] = {}
+        for b, (length, count) in enumerate(zip(lengths, self._counts, strict=True)):
+            if length + count > max_len:
+                raise CacheMismatch(
+                    f"the cache holds max_len={max_len} tokens per sequence, and sequence {b} would have {length + count}: a cache is made "
+                    "with a larger max_len, or emptied by reset()"
+                )
+        for b in (b for b, count in enumerate(self._counts) if count):
+            self._rows[b] = row_of(group.caches, b, lengths[b])
+            found = visible[b].nonzero().flatten()
+            first, last = int(found[0]), int(found[-1])
+            together = last + 1 - first == len(found)  # a slice copies nothing
+            self._places[b] = slice(first, last + 1) if together else found.to(group.first.device)
+
+    def attend(self, layer: int, x: States) -> torch.Tensor:
+        """As `Step.attend`."""
+        out = torch.zeros_like(x.q)
+        for b, caches in self._rows.items():
+            places = self._places[b]
+            q, k, v = (t[b : b + 1, places] for t in (x.q, x.k, x.v))
+            out[b : b + 1, places] = self._group.kernel.decode(q, k, v, caches[layer], scale=x.scale, sinks=x.sinks, advance=False)
+        return out
+
+    def advance(self) -> None:
+        """As `Step.advance`."""
+        self._group.first.advance(self._counts)
+
+
+Forward = Step | Chunk | Ragged
+
+
+class Padding:
+    """Which positions of a batch are padding, as the attention_mask said when they came."""
+
+    def __init__(self, batch: int) -> None:
+        self._batch = batch
+        self._shown = torch.ones(batch, 0, dtype=torch.bool, device="cpu")
+        """Which positions are real tokens, on the host, up to the last one at which any sequence has padding."""
+        self._on_device: torch.Tensor | None = None
+        """`_shown` where masks come from; None until a mask came since it last changed."""
+
+    @property
+    def end(self) -> int:
+        """From this position on no sequence has padding."""
+        return self._shown.shape[1]
+
+    def lengths(self, positions: int) -> list[int]:
+        """Real tokens of each sequence."""
+        return [int(real) + positions - self.end for real in self._shown.sum(1).tolist()]
+
+    def of_new(self, positions: int, tokens: int, mask: torch.Tensor | None) -> torch.Tensor | None:
+        """Which new tokens are real, bool [batch, tokens] on the host; None where all of them are.
+
+        A mask is compared with the known padding on its own device, and the host waits for one flag: on it depends which kernels run.
+        Raises ValueError for a mask of the wrong shape, and where it, or its absence, disagrees with the padding that has come.
+        """
+        wanted = [self._batch, positions + tokens]
+        anew = "another prompt needs cache.reset() first"
+        if mask is None:
+            if self.end:
+                shape = f"give an attention_mask of shape {wanted} that hides it, as when it came"
+                raise ValueError(f"past positions hold padding: {shape}; {anew}")
+            return None
+        if list(mask.shape) != wanted:
+            raise ValueError(f"attention_mask must have shape {wanted}, past and new positions, not {list(mask.shape)}; {anew}")
+        if self._on_device is None or self._on_device.device != mask.device:
+            self._on_device = self._shown.to(mask.device)
+        if bool((mask[:, : self.end].bool() == self._on_device).all() & mask[:, self.end :].all()):
+            return None
+        host = mask.bool().cpu()
+        wrong = host[:, :positions] ^ pad(self._shown, (0, positions - self.end), value=True)
+        if bool(wrong.any()):
+            row, position = wrong.nonzero()[0].tolist()
+            verb, was = ("shows", "padding") if host[row, position] else ("hides", "a token")
+            raise ValueError(
+                f"attention_mask {verb} position {position} of sequence {row}, which came as {was}: kvgen drops padding when it is "
+                "appended, and cannot hide or show tokens later"
+            )
+        return host[:, positions:]
+
+    def append(self, positions: int, new: torch.Tensor | None) -> None:
+        """Count tokens that `of_new` described, after so many positions."""
+        if new is not None:
+            self._know(torch.cat([pad(self._shown, (0, positions - self.end), value=True), new], 1))
+
+    def reorder(self, index: torch.Tensor) -> None:
+        """Sequence b becomes a copy of sequence `index[b]`."""
+        self._know(self._shown[index.cpu()])
+
+    def _know(self, shown: torch.Tensor) -> None:
+        padded = (~shown).any(0).nonzero().flatten()
+        self._shown = shown[:, : int(padded[-1]) + 1 if len(padded) else 0]
+        self._on_device = None

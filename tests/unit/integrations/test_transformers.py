@@ -21,7 +21,7 @@ from transformers import CONFIG_MAPPING
 
 from kvgen.integrations.transformers import DecodeLoop, KvgenCache, layer_specs
 from kvgen.integrations.transformers.cache import KvgenLayer
-from kvgen.integrations.transformers.forwards import States
+from kvgen.integrations.transformers.passes import States
 
 pytestmark = pytest.mark.slow
 

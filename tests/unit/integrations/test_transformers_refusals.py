@@ -17,7 +17,7 @@ pytest.importorskip("transformers")
 from transformers import AutoConfig
 
 from kvgen.integrations.transformers import CACHE_ARGUMENT, KvgenCache, layer_specs
-from kvgen.integrations.transformers.forwards import States
+from kvgen.integrations.transformers.passes import States
 
 CacheOf = Callable[..., Any]
 EXACT = plain(16, rollback=8)

@@ -17,7 +17,7 @@ from tests.support.models import generated, model_of, padded, plain, random_ids,
 pytest.importorskip("transformers")
 
 from kvgen.integrations.transformers import forwards
-from kvgen.integrations.transformers.forwards import States
+from kvgen.integrations.transformers.passes import States
 
 CacheOf = Callable[..., Any]
 EXACT = plain(16, rollback=8)

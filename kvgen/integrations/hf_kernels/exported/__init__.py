@@ -11,16 +11,25 @@ Each function is the method of the same name of `kvgen.get_kernel(...)`, whose c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+import json
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from threading import Lock
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
+from kvgen.arch import cannot_run
 from kvgen.errors import CacheMismatch, KvgenError, ToolchainMissing, UnsupportedError
-from kvgen.runtime.executable import Plan
+from kvgen.runtime import checks
+from kvgen.runtime.calls import Calls
+from kvgen.runtime.executable import Executable, Plan
 from kvgen.runtime.kvcache import KVCache
-
-from ._ops import calls_of, calls_on, spec
+from kvgen.runtime.module import load
+from kvgen.spec.dispatch import Call, Dispatch, Tiling
 
 __all__ = [
     "CacheMismatch",
@@ -38,6 +47,18 @@ __all__ = [
     "spec",
     "unpack",
 ]
+
+_FOLDER = Path(__file__).resolve().parent
+try:
+    _FACTS: Any = json.loads((_FOLDER / "_kernel.json").read_text(), object_hook=lambda facts: SimpleNamespace(**facts))
+except FileNotFoundError as error:  # in kvgen's own tree, which tools like pkgutil walk
+    raise ImportError("these files run in a folder that `kvgen export` wrote") from error
+
+spec: Any = _FACTS.spec
+"""What the kernels compute, as docs/spec.md of kvgen describes it: `spec.attention.q_heads`, `spec.key.bits` and so on."""
+
+_calls: dict[torch.device, Calls] = {}
+_loading = Lock()
 
 
 def new_cache(
@@ -58,91 +79,64 @@ def new_cache(
     Raises ValueError on sizes below 1 and on tables that do not fit, ToolchainMissing where no library of this folder runs on the device.
     """
     if like is not None:
-        return calls_of(like).new_cache(batch, max_len, device, block_table, pages, like=like)
-    calls, where = calls_on(device if device is not None or block_table is None else block_table.device)
-    return calls.new_cache(batch, max_len, where, block_table, pages)
+        return _calls_of(like).new_cache(batch, max_len, device, block_table, pages, like=like)
+    where = device if device is not None or block_table is None else block_table.device
+    usable = checks.usable_device(_FACTS.device_type if where is None else where)
+    return _calls_on(usable).new_cache(batch, max_len, usable, block_table, pages)
 
 
-def prepare(cache: KVCache) -> None:
-    """Allocate workspaces for a cache of other kernels of the same layout, before a CUDA graph is captured. `new_cache` does it too."""
-    calls_of(cache).prepare(cache)
+def _function(name: str, place: int) -> Callable[..., Any]:
+    """The method `name` of `Calls` for the cache that is its argument number `place`."""
+    method = getattr(Calls, name)
+
+    @wraps(method)
+    def call(*args: Any, **given: Any) -> Any:
+        cache = args[place] if len(args) > place else given.get("cache")
+        return getattr(_calls_of(cache), name)(*args, **given)
+
+    signature = inspect.signature(method)
+    call.__signature__ = signature.replace(parameters=[*signature.parameters.values()][1:])  # type: ignore[attr-defined]
+    return call
 
 
-def prefill(
-    cache: KVCache,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    lengths: torch.Tensor | Sequence[int] | None = None,
-    *,
-    check_finite: bool = False,
-    advance: bool = True,
-) -> None:
-    """Append the first `lengths[b]` tokens (all by default) of `k` and `v` [batch, tokens, kv_heads, head_dim], quantizing full blocks.
-
-    Where several caches share lengths, every layer appends with `advance=False`, and `cache.advance(lengths)` writes them once.
-    Raises CacheMismatch where the cache could be too small, ValueError on wrong tensors.
-    """
-    calls_of(cache).prefill(cache, k, v, lengths, check_finite=check_finite, advance=advance)
+prepare, prefill, plan, unpack = (_function(name, 0) for name in ("prepare", "prefill", "plan", "unpack"))
+decode, attend = _function("decode", 3), _function("attend", 1)
 
 
-def plan(
-    cache: KVCache,
-    q_len: int = 1,
-    *,
-    append: bool = True,
-    bound: int | None = None,
-    uniform: bool | None = None,
-    tokens: int | None = None,
-) -> Plan:
-    """The work distribution of a step, once for all layers: `decode(..., plan=plan)` in each, then `cache.advance(q_len)`.
-
-    `uniform` promises equal lengths above 0; `bound` is what no length exceeds after the step, `tokens` the number of all
-    sequences together, about, by which a launch is chosen. With `append=False` it is for `attend`.
-    """
-    return calls_of(cache).plan(cache, q_len, append=append, bound=bound, uniform=uniform, tokens=tokens)
+def _calls_of(cache: Any) -> Calls:
+    """The calls for the device of a cache. Raises TypeError for anything else."""
+    device = getattr(cache, "device", None)
+    if not isinstance(cache, KVCache) or device is None:
+        raise TypeError(f"cache must be a KVCache, which new_cache makes, not {type(cache).__name__}")
+    return _calls.get(device) or _calls_on(device)
 
 
-def decode(
-    q: torch.Tensor,
-    k_new: torch.Tensor,
-    v_new: torch.Tensor,
-    cache: KVCache,
-    out: torch.Tensor | None = None,
-    lse: torch.Tensor | bool | None = None,
-    scale: float | None = None,
-    *,
-    sinks: torch.Tensor | None = None,
-    plan: Plan | None = None,
-    advance: bool = True,
-) -> Any:
-    """Append `k_new` and `v_new` [batch, q_len, kv_heads, head_dim], attend causally with `q` [batch, q_len, q_heads, head_dim], and
-    pack a block that became full.
-
-    Returns out, shaped like q, or (out, lse) where `lse` is true or a tensor to fill: float32 [batch, q_heads, q_len], natural
-    logarithm. `scale` multiplies q·k (default 1/sqrt(head_dim)). `sinks`, float32 [q_heads], are given exactly where `spec.attention.sinks`
-    is true. Without `advance`, or with a plan, lengths stay as they are, and `cache.advance(q_len)` ends the step. Raises CacheMismatch
-    where the cache is too small, ValueError on wrong tensors, or on a plan of another step.
-    """
-    return calls_of(cache).decode(q, k_new, v_new, cache, out, lse, scale, sinks=sinks, plan=plan, advance=advance)
+def _calls_on(device: torch.device) -> Calls:
+    """The calls for a device. Raises ValueError for a device of another kind, ToolchainMissing where no library runs on it."""
+    if device.type != _FACTS.device_type:
+        raise ValueError(f"these libraries are for {_FACTS.device_type}, and the cache cannot be on {device}: load another build variant")
+    with _loading:
+        if device not in _calls:
+            build = _fitting(device)
+            loaded = {file: Executable(load(_FOLDER / file), spec.attention.q_len) for file in dict.fromkeys(build.libraries)}
+            table, tuned = build.dispatch, [(Call(*call), index) for *call, index in build.dispatch.tuned]
+            dispatch = Dispatch([Tiling(**vars(one)) for one in table.launches], tuned)
+            _calls[device] = Calls(spec, build.layout, [loaded[file] for file in build.libraries], dispatch)
+        return _calls[device]
 
 
-def attend(
-    q: torch.Tensor,
-    cache: KVCache,
-    out: torch.Tensor | None = None,
-    lse: torch.Tensor | bool | None = None,
-    scale: float | None = None,
-    *,
-    sinks: torch.Tensor | None = None,
-    plan: Plan | None = None,
-) -> Any:
-    """Attend with `q` [batch, q_len, q_heads, head_dim], the last q_len positions of each sequence; nothing is appended.
-
-    Returns and raises as `decode` does.
-    """
-    return calls_of(cache).attend(q, cache, out, lse, scale, sinks=sinks, plan=plan)
-
-
-def unpack(cache: KVCache, k: torch.Tensor | None = None, v: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """K and V as the kernels see them, [batch, longest, kv_heads, head_dim]; zeros (or what `k`, `v` held) past each length."""
-    return calls_of(cache).unpack(cache, k, v)
+def _fitting(device: torch.device) -> Any:
+    """The first build that runs on the device; they are listed from the newest machine on. Raises ToolchainMissing."""
+    reasons = []
+    for build in _FACTS.builds:
+        if device.type == "cuda":
+            reason = cannot_run(build.target, torch.cuda.get_device_capability(device))
+        else:
+            lines = Path("/proc/cpuinfo").read_text().splitlines() if build.instructions else []
+            has = {name for line in lines if line.startswith("flags") for name in line.partition(":")[2].split()}
+            absent = [name for name in build.instructions if name not in has]
+            reason = f"the processor has no {', '.join(absent)}" if absent else None
+        if reason is None:
+            return build
+        reasons.append(f"{build.name}: {reason}")
+    raise ToolchainMissing(f"no library of this kernel runs on {device}: {'; '.join(reasons)}")
