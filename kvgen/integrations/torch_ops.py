@@ -5,10 +5,9 @@ An operator names its module by the path of the compiled library: a compiled gra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -17,109 +16,15 @@ from kvgen.runtime.calls import SHARED, Calls
 from kvgen.runtime.checks import Arguments
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.module import Module, load
-from kvgen.runtime.sequences import CallOrder, OverflowFlag
+from kvgen.runtime.sequences import CallOrder, OverflowFlag, Sequences
 
-_modules: dict[str, Module] = {}
-_call_orders: WeakValueDictionary[int, CallOrder] = WeakValueDictionary()
-"""Call orders of the caches of this process's Attention modules, by the address of their blocks."""
-_unbound: dict[int, CallOrder] = {}
-"""Call orders of caches that only a graph from another process refers to."""
-_overflows: WeakKeyDictionary[CallOrder, OverflowFlag] = WeakKeyDictionary()
-"""The overflow flag of the cache of each call order. One flag for several caches would let a step of one raise for another."""
-_arguments: dict[str, Arguments] = {}
-"""Checks of this process's Attention modules, by the path of their library."""
-
+_modules: dict[str, tuple[Module, Arguments | None]] = {}
+"""Modules and the checks of their calls by path; a module that no Attention of this process has is without checks."""
+_sequences: WeakValueDictionary[int, Sequences] = WeakValueDictionary()
+"""Of the caches of this process's Attention modules, by the address of their blocks."""
+_unbound: dict[int, tuple[CallOrder, OverflowFlag]] = {}
+"""Of caches that only a graph from another process refers to, likewise."""
 _NAMES = ("q", "k_new", "v_new", "packed", "k_residual", "v_residual", "lengths", "block_table", "workspace", "sinks")
-
-
-def _module(path: str) -> Module:
-    found = _modules.get(path)
-    if found is None:
-        found = _modules[path] = load(Path(path))
-    return found
-
-
-@contextmanager
-def _in_order(packed: torch.Tensor) -> Iterator[OverflowFlag]:
-    """Serialize a call with all other calls over the cache with these blocks, of operators and of kernels; gives the cache's flag.
-
-    Raises CacheMismatch where a step before had no room.
-    """
-    place = packed.data_ptr()
-    call_order = _call_orders.get(place)
-    if call_order is None:
-        call_order = _unbound.setdefault(place, CallOrder())
-    with call_order.lock:
-        flag = _overflows.get(call_order)
-        if flag is None:
-            flag = _overflows[call_order] = OverflowFlag(packed.is_cuda)
-        flag.check()
-        if packed.is_cuda:
-            call_order.follow(packed.device.index)
-        yield flag
-
-
-def _plan(module: Module, q: torch.Tensor, lengths: torch.Tensor, max_len: int, flag: OverflowFlag, *, append: bool) -> torch.Tensor | None:
-    """The plan of a call, int32 on the device; of one sequence, and on the CPU, there is none."""
-    batch, q_len = q.shape[:2]
-    if batch == 1 or not q.is_cuda:
-        return None
-    plan = torch.empty(int(module.plan_size(batch, max_len, q_len)), dtype=torch.int32, device=q.device)
-    module.plan(lengths, plan, q_len, int(append), 0, max_len, flag.address)
-    return plan
-
-
-def _check(path: str, q: torch.Tensor, new: tuple[torch.Tensor, torch.Tensor] | None, lengths: torch.Tensor) -> None:
-    """Check a call's tensors as kernels do, with the same errors. A library that no Attention of this process has is not known."""
-    known = _arguments.get(path)
-    if known is not None:
-        known.inputs(q, new, len(lengths), lengths.device)
-
-
-def _outputs(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Empty out, like q, and lse, float32 [batch, q_heads, q_len]."""
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    return out, torch.empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32, device=q.device)
-
-
-def _run(
-    q: torch.Tensor,
-    new: tuple[torch.Tensor, torch.Tensor] | None,
-    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None],
-    workspace: torch.Tensor,
-    sinks: torch.Tensor | None,
-    path: str,
-    scale: float,
-    max_len: int,
-    most_q: int,
-    softcap: float,
-    window: int | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both operators: `decode` where there is `new` K and V, else `attend`. `tensors` are the cache's, without the reserved one."""
-    cache = (*tensors, None)
-    given = dict(zip(_NAMES, (q, *(new or (None, None)), *tensors, workspace, sinks), strict=True))
-    for name, x in given.items():
-        if x is not None:
-            checks.plain(name, x)
-    with _in_order(tensors[0]) as flag:
-        try:
-            out, lse = _outputs(q)
-            module = _module(path)
-            if q.shape[1] > most_q:
-                _check(path, q, new, tensors[3])  # torch's kernels would take another batch
-                call = extend.Call(q, new, out, lse, sinks, scale, max_len, max_len, flag.address, softcap, window)
-                extend.run(module, cache, call)
-                return out, lse
-            plan = _plan(module, q, tensors[3], max_len, flag, append=new is not None)
-            rest = (out, lse, sinks, workspace, plan, scale, max_len)
-            if new is None:
-                module.attend(q, *cache, *rest)
-            else:
-                module.decode(q, *new, *cache, *rest, max_len, flag.address, 1)
-        except Exception:
-            _check(path, q, new, tensors[3])  # names the argument, which the module cannot
-            raise
-    return out, lse
 
 
 @torch.library.custom_op("kvgen::attend", mutates_args=("workspace",))
@@ -212,22 +117,20 @@ class Attention(torch.nn.Module):
             raise TypeError(f"kernel must be a kernel, which get_kernel returns, not {type(kernel).__name__}")
         checks.eager()
         launch = kernel.launch_at_capacity(cache, checks.whole("q_len", q_len, 1))
-        if cache.sequences.shared:
+        sequences, attention = cache.sequences, kernel.spec.attention
+        if sequences.shared:
             raise ValueError(SHARED.format(call="Attention", way="a cache of its own for each Attention"))
-        tensors = {"packed": cache.packed, "k_residual": cache.k_residual, "v_residual": cache.v_residual, "lengths": cache.lengths}
         arguments = Arguments(kernel.spec, kernel.layout)
         arguments.sinks(sinks, cache)
-        for name, tensor in {**tensors, "block_table": cache.block_table, "workspace": launch.workspace(cache), "sinks": sinks}.items():
+        tensors = (cache.packed, cache.k_residual, cache.v_residual, cache.lengths, cache.block_table, launch.workspace(cache), sinks)
+        for name, tensor in zip(_NAMES[3:], tensors, strict=True):
             self.register_buffer(name, tensor, persistent=False)
         self.module = str(launch.module.path)
-        self.call_order = _call_orders[cache.packed.data_ptr()] = cache.call_order
-        _overflows[cache.call_order] = cache.sequences.overflow
-        attention = kernel.spec.attention
         self.scale = kernel.scale if scale is None else checks.finite_scale(scale, attention.softcap)
         self.max_len = cache.max_len
         self.most_q, self.softcap, self.window = attention.q_len, attention.softcap, attention.window
-        _modules[self.module], _arguments[self.module] = launch.module, arguments
-        sequences = cache.sequences
+        self.sequences = _sequences[cache.packed.data_ptr()] = sequences
+        _modules[self.module] = launch.module, arguments
         with sequences.call_order.lock:
             sequences.captured = True
             sequences.appended(sequences.bound)  # a batch of which this is one sequence (`row_of`) learns it, too
@@ -270,3 +173,74 @@ class Attention(torch.nn.Module):
 
     def _constants(self) -> tuple[str, float, int, int, float, int | None]:
         return self.module, self.scale, self.max_len, self.most_q, self.softcap, self.window
+
+
+# --- how an operator runs --------------------------------------------------------------------------------------------------
+
+
+def _run(
+    q: torch.Tensor,
+    new: tuple[torch.Tensor, torch.Tensor] | None,
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None],
+    workspace: torch.Tensor,
+    sinks: torch.Tensor | None,
+    path: str,
+    scale: float,
+    max_len: int,
+    most_q: int,
+    softcap: float,
+    window: int | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both operators: `decode` where there is `new` K and V, else `attend`. `tensors` are the cache's, without the reserved one."""
+    for name, x in zip(_NAMES, (q, *(new or (None, None)), *tensors, workspace, sinks), strict=True):
+        if x is not None:
+            checks.plain(name, x)
+    cache, lengths = (*tensors, None), tensors[3]
+    if path not in _modules:
+        _modules[path] = load(Path(path)), None
+    module, arguments = _modules[path]
+    order, flag = _order_of(tensors[0])
+    with order.lock:
+        flag.check()
+        if q.is_cuda:
+            order.follow(q.device.index)
+        try:
+            out, lse = _outputs(q)
+            batch, q_len = q.shape[:2]
+            if q_len > most_q:
+                if arguments is not None:
+                    arguments.inputs(q, new, len(lengths), lengths.device)  # torch's kernels would take another batch
+                call = extend.Call(q, new, out, lse, sinks, scale, max_len, max_len, flag.address, softcap, window)
+                extend.run(module, cache, call)
+                return out, lse
+            plan = None  # of one sequence there is none, and the CPU's modules make their own
+            if batch > 1 and q.is_cuda:
+                plan = torch.empty(int(module.plan_size(batch, max_len, q_len)), dtype=torch.int32, device=q.device)
+                module.plan(lengths, plan, q_len, int(new is not None), 0, max_len, flag.address)
+            rest = (out, lse, sinks, workspace, plan, scale, max_len)
+            if new is None:
+                module.attend(q, *cache, *rest)
+            else:
+                module.decode(q, *new, *cache, *rest, max_len, flag.address, 1)
+        except Exception:
+            if arguments is not None:
+                arguments.inputs(q, new, len(lengths), lengths.device)  # names the argument, which the module cannot
+            raise
+    return out, lse
+
+
+def _order_of(packed: torch.Tensor) -> tuple[CallOrder, OverflowFlag]:
+    """The order of all calls over the cache with these blocks, of operators and of kernels, and its flag of a step without room."""
+    place = packed.data_ptr()
+    found = _sequences.get(place)
+    if found is not None:
+        return found.call_order, found.overflow
+    if place not in _unbound:
+        _unbound[place] = CallOrder(), OverflowFlag(packed.is_cuda)
+    return _unbound[place]
+
+
+def _outputs(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Empty out, like q, and lse, float32 [batch, q_heads, q_len]."""
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    return out, torch.empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32, device=q.device)

@@ -209,7 +209,7 @@ def _write_variant(spec: KernelSpec, builds: Sequence[_Build], place: Path, name
     """Write a variant beside its place, then swap it in."""
     kind = device_type(builds[0].entry.arch)
     described = {field: value for field, value in spec.to_json().items() if field != "workloads"}
-    facts = {
+    facts: dict[str, Any] = {
         "kvgen": __version__,
         "name": name,
         "format_id": spec.format_id,

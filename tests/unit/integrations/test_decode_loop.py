@@ -92,26 +92,6 @@ def test_a_compiled_step_serves_every_cache(cache_of: CacheOf) -> None:
         serve(model, DecodeLoop(model, cache_of(model, EXACT, 2), compile={"backend": "aot_eager"}))
 
 
-def test_free_places_are_left_alone(model: Any, cache_of: CacheOf) -> None:
-    cache = cache_of(model, EXACT, 3)
-    loop = DecodeLoop(model, cache)
-    first, place = loop.add(random_ids(1, 20)[0]), loop.add([7, 8])
-    loop.remove(first)
-    held = [layer.cache.k_residual[first].view(torch.int32).clone() for layer in cache.layers]
-    loop.run(3)
-    assert cache.lengths.tolist() == [5 if row == place else 0 for row in range(3)]
-    assert all(
-        torch.equal(layer.cache.k_residual[first].view(torch.int32), before) for layer, before in zip(cache.layers, held, strict=True)
-    )
-
-
-def test_a_choice_of_tokens_is_the_callers(model: Any, cache_of: CacheOf) -> None:
-    loop = DecodeLoop(model, cache_of(model, EXACT, 2), choose=lambda logits: logits.argmin(-1))
-    place = loop.add([5, 6])
-    assert loop.step()[place] != DecodeLoop(model, cache_of(model, EXACT, 1)).add([5, 6])
-    assert int(loop.tokens[place]) >= 0
-
-
 def test_a_sequence_without_room_is_named_and_the_others_go_on(model: Any, cache_of: CacheOf) -> None:
     loop = DecodeLoop(model, cache_of(model, EXACT, 2, max_len=24))
     loop.add(random_ids(1, 20)[0])
@@ -162,19 +142,6 @@ def test_what_the_device_refused_in_all_groups_of_layers_is_told_once_with_its_p
     assert loop.cache.lengths.tolist() == [0, 7, 0]
 
 
-def test_a_batch_that_was_prefilled_at_once_is_taken(model: Any, cache_of: CacheOf) -> None:
-    prompts = random_ids(2, 30)
-    loop = DecodeLoop(model, cache_of(model, EXACT, 2))
-    with torch.no_grad():
-        logits = model(prompts, past_key_values=loop.cache, **placed(model, 30)).logits
-    loop.take(logits[:, -1].argmax(-1))
-    first = loop.tokens.clone()
-    found = torch.cat([first[None], loop.run(5)])
-    assert [found[:, row].tolist() for row in range(2)] == [alone(model, prompt, 6) for prompt in prompts]
-    with pytest.raises(ValueError, match="some are taken already"):
-        loop.take(loop.tokens)
-
-
 def test_a_padded_batch_is_taken(model: Any, cache_of: CacheOf) -> None:
     prompts, mask = random_ids(2, 30), padded([slice(0, 0), slice(0, 7)], 30)
     loop = DecodeLoop(model, cache_of(model, EXACT, 2))
@@ -212,64 +179,6 @@ def test_a_prompt_whose_prefill_broke_off_leaves_its_place_free(model: Any, cach
     served.add("a", prompt)
     served.run(3)
     assert served.found["a"] == alone(model, prompt, 4)
-
-
-def test_sampling_follows_its_generator(model: Any, cache_of: CacheOf) -> None:
-    found = []
-    for _ in range(2):
-        random = torch.Generator().manual_seed(1)
-        loop = DecodeLoop(
-            model, cache_of(model, EXACT, 2), choose=lambda x, random=random: torch.multinomial(x.softmax(-1), 1, generator=random)[:, 0]
-        )
-        place = loop.add([5, 6, 7])
-        found.append(loop.run(6)[:, place].tolist())
-    assert found[0] == found[1]
-    assert found[0] != alone(model, torch.tensor([5, 6, 7]), 7)[1:]
-
-
-def test_free_places_take_no_part_in_several_tokens_either(model: Any, cache_of: CacheOf) -> None:
-    cache, ids = cache_of(model, EXACT, 3), random_ids(3, 24)
-    with torch.no_grad():
-        model(ids[1:2, :20], past_key_values=cache.row(1))
-        found = model(ids[:, 20:], past_key_values=cache, **placed(model, 24, since=20)).logits
-        want = model(ids[1:2], past_key_values=cache_of(model, EXACT, 1)).logits[:, 20:]
-    assert cache.lengths.tolist() == [0, 24, 0]
-    torch.testing.assert_close(found[1:2], want, rtol=0, atol=2e-4)
-    cache.reset_rows([1])
-    with torch.no_grad(), pytest.raises(ValueError, match="no sequence has tokens"):
-        model(ids[:, 20:], past_key_values=cache, **placed(model, 24, since=20))
-
-
-def test_wrong_prompts_and_choices_are_refused(model: Any, cache_of: CacheOf) -> None:
-    loop = DecodeLoop(model, cache_of(model, EXACT, 2))
-    for prompt in (random_ids(2, 5), [1.5, 2.0], [True]):
-        with pytest.raises(ValueError, match="a prompt is one sequence of token ids, not"):
-            loop.add(prompt)
-    for choose in (lambda x: x.argmax(-1, keepdim=True), lambda x: x.argmax(-1).float(), lambda x: (x / torch.ones(2, 1)).argmax(-1)):
-        loop = DecodeLoop(model, loop.cache, choose=choose)
-        with pytest.raises(ValueError, match=r"choose made .* of logits \[1, 97\], and must make int64 \[1\]"):
-            loop.add([5, 6])
-        assert (loop.free, loop.cache.lengths.tolist()) == (2, [0, 0])
-
-
-def test_what_the_loop_did_not_put_into_the_cache_is_refused(model: Any, cache_of: CacheOf) -> None:
-    loop = DecodeLoop(model, cache_of(model, EXACT, 2))
-    newest = torch.tensor([5, 6])
-    with pytest.raises(ValueError, match="some are empty"):
-        loop.take(newest)
-    with torch.no_grad():
-        model(random_ids(2, 8), past_key_values=loop.cache)
-    with pytest.raises(ValueError, match="holds 8 tokens that the loop did not add"):
-        loop.add([5])
-    for wrong in (newest[:1], newest.float()):
-        with pytest.raises(ValueError, match="newest must"):
-            loop.take(wrong)
-    with pytest.raises(ValueError, match="captures a step over an empty cache"):
-        DecodeLoop(model, loop.cache)
-    with pytest.raises(ValueError, match=r"chunk \(0\) must be at least 1"):
-        DecodeLoop(model, cache_of(model, EXACT, 2), chunk=0)
-    with pytest.raises(ValueError, match="the model is on meta, and the cache on cpu"):
-        DecodeLoop(model_of("llama").to("meta"), cache_of(model, EXACT, 2))
 
 
 def test_a_uniform_loop_checks_its_promise(model: Any, cache_of: CacheOf) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from pathlib import Path
 from xml.etree import ElementTree as ET
@@ -82,10 +81,6 @@ def test_one_test_per_entry_and_level_and_all_pass(checkout: Checkout):
     }
 
 
-def test_speed_is_a_level_where_it_is_asked_for(checkout: Checkout):
-    assert checkout.check("--kvgen-speed") == {"passed": 4}
-
-
 def test_a_regression_is_a_failure_with_the_reason(checkout: Checkout):
     checkout.world(reason="it has no kernel for 4 bits any more")
     done = checkout.run("--kvgen-registry", "registry", "--junitxml", "report.xml")
@@ -130,27 +125,6 @@ def test_missing_and_damaged_entries_fail(checkout: Checkout):
     done.stdout.fnmatch_lines(["*it is missing, and manifest.json lists it*"])
 
 
-def test_a_folder_without_entries_does_not_pass(checkout: Checkout):
-    (checkout.registry.parent / "empty").mkdir()
-    done = checkout.run("--kvgen-registry", "empty")
-    assert "passed" not in done.parseoutcomes()
-    assert done.ret != 0
-    done.stdout.fnmatch_lines(["*holds no entries: is it a registry's folder?*"])
-
-
-def test_tests_that_are_named_run_beside_the_registry(checkout: Checkout):
-    checkout.pytester.makepyfile(test_own="def test_own():\n    pass\n")
-    assert checkout.check() == {"passed": 3}, "none is named: the registry alone"
-    assert checkout.check("test_own.py") == {"passed": 4}
-    assert checkout.check("-k", "numerics") == {"passed": 1, "deselected": 2}
-
-
-@pytest.mark.slow
-def test_workers_of_xdist_collect_the_same(checkout: Checkout):
-    pytest.importorskip("xdist")
-    assert checkout.check("-n", "2") == {"passed": 3}
-
-
 @pytest.mark.parametrize("words", [("--kvgen-speed",), ("--kvgen-registry", "no-such-folder")])
 def test_options_that_mean_nothing_are_usage_errors(checkout: Checkout, words: tuple[str, ...]):
     assert checkout.run(*words).ret == pytest.ExitCode.USAGE_ERROR
@@ -163,16 +137,3 @@ def test_the_plugin_costs_nothing_without_its_option(checkout: Checkout):
         f"    assert {PLUGIN!r} in sys.modules\n"
     )
     assert checkout.run().parseoutcomes() == {"passed": 1}
-
-
-def test_an_installed_kvgen_brings_the_plugin(checkout: Checkout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The entry point of pyproject.toml, as an installation would write it; naming the plugin as well does no harm."""
-    (line,) = re.findall(r"\[project\.entry-points\.pytest11\]\n(.*)\n", (ROOT / "pyproject.toml").read_text())
-    name, value = re.fullmatch(r'"?([\w.]+)"? = "([\w.]+)"', line).groups()
-    installed = tmp_path / "site" / "kvgen_like-1.dist-info"
-    installed.mkdir(parents=True)
-    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: kvgen-like\nVersion: 1\n")
-    (installed / "entry_points.txt").write_text(f"[pytest11]\n{name} = {value}\n")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(installed.parent), os.environ["PYTHONPATH"]]))
-    for plugin in (False, True):
-        assert checkout.run("--kvgen-registry", "registry", plugin=plugin).parseoutcomes() == {"passed": 3}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import threading
 
 import pytest
 import torch
@@ -91,13 +90,6 @@ def test_prompts_pass_too(kernel, spec):
     assert compiled.lengths.tolist() == [TOKENS + 9] * BATCH
 
 
-def test_attend_gives_the_logsumexp(kernel, spec):
-    cache = _filled(kernel, spec)
-    q = _step(spec, 5)[0]
-    for got, expected in zip(torch_ops.Attention(kernel, cache).attend(q), kernel.attend(q, cache, lse=True), strict=True):
-        torch.testing.assert_close(got, expected)
-
-
 def test_a_model_may_be_moved_to_where_its_caches_are_and_nowhere_else(kernel, spec):
     cache = _filled(kernel, spec)
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch_ops.Attention(kernel, cache))
@@ -117,19 +109,6 @@ def test_a_module_is_found_by_its_path(kernel, spec):
     expected = bound.attend(q)[0]
     torch_ops._modules.clear()
     torch.testing.assert_close(bound.attend(q)[0], expected)
-
-
-def test_a_cache_of_another_layout_is_refused(kernel, spec):
-    cache = _filled(kernel, spec)
-    cache.layout_id = "another"
-    cache.workspaces.clear()
-    with pytest.raises(CacheMismatch):
-        torch_ops.Attention(kernel, cache)
-
-
-def test_a_cache_in_place_of_the_kernel_is_refused(kernel, spec):
-    with pytest.raises(TypeError, match="kernel must be a kernel, which get_kernel returns, not KVCache"):
-        torch_ops.Attention(_filled(kernel, spec), kernel)
 
 
 def test_wrong_tensors_are_refused_as_kernels_refuse_them():
@@ -175,24 +154,6 @@ def test_an_operator_takes_the_launch_of_a_captured_step(spec, places, uniform, 
     bound = torch_ops.Attention(kernel, cache)
     assert bound.module == str(taken.module.path)
     assert bound.workspace is taken.workspace(cache)
-
-
-def test_operators_take_turns_with_kernels_over_one_cache(kernel, spec):
-    """The lock is the cache's: while a call holds it, an operator over the same blocks waits."""
-    cache = _filled(kernel, spec)
-    bound, q = torch_ops.Attention(kernel, cache), _step(spec, 5)[0]
-    done = threading.Event()
-    thread = threading.Thread(target=lambda: (bound.attend(q), done.set()))
-    with cache.call_order.lock:
-        thread.start()
-        assert not done.wait(0.2)
-    assert done.wait(60)
-    thread.join()
-
-
-def test_scales_that_float32_does_not_hold_are_refused(kernel, spec):
-    with pytest.raises(ValueError, match="must be finite"):
-        torch_ops.Attention(kernel, _filled(kernel, spec), scale=float("nan"))
 
 
 def test_learned_sinks_belong_to_the_module() -> None:
@@ -245,17 +206,6 @@ def test_a_batch_knows_of_the_module_of_one_of_its_sequences(kernel, spec):
     assert not cache.sequences.uniform
 
 
-def test_a_kernel_attends_over_a_prompt_that_the_host_does_not_count() -> None:
-    """Extend attention, whose memory is sized by the host's bound."""
-    v, generator = variant(spec_of()), torch.Generator().manual_seed(1)
-    q, k, x = (torch.randn(1, 4096, heads, 64, generator=generator).half() for heads in (4, 2, 2))
-    plain, bound = v.new_cache(1, 4100), v.new_cache(1, 4100)
-    torch.testing.assert_close(torch_ops.Attention(v, bound)(q, k, x), v.decode(q, k, x, plain))
-    torch.testing.assert_close(v.attend(q[:, -9:], bound), v.attend(q[:, -9:], plain))
-    for got, want in zip(v.unpack(bound), v.unpack(plain), strict=True):
-        assert torch.equal(got, want)
-
-
 def _overflow(cache) -> None:
     """What a GPU does where a step of the cache has no room."""
     cache.sequences.overflow._number.value = 1
@@ -273,31 +223,3 @@ def test_a_step_without_room_is_told_over_its_own_cache_alone(kernel, spec):
     assert full.lengths.tolist() == [TOKENS] * BATCH
     step(*_step(spec, 3))
     assert full.lengths.tolist() == [TOKENS + 1] * BATCH
-
-
-def test_attend_tells_of_a_step_without_room_as_kernels_do(kernel, spec):
-    cache = _filled(kernel, spec)
-    bound, q = torch_ops.Attention(kernel, cache), _step(spec, 3)[0]
-    for attend in (bound.attend, lambda q: kernel.attend(q, cache, lse=True)):
-        _overflow(cache)
-        with pytest.raises(CacheMismatch, match="had no room"):
-            attend(q)
-        attend(q)
-
-
-def test_a_module_gets_the_flag_of_its_cache(kernel, spec, monkeypatch):
-    caches = [_filled(kernel, spec), _filled(kernel, spec)]
-    steps = [torch_ops.Attention(kernel, cache) for cache in caches]
-    module = torch_ops._modules[steps[0].module]
-    watched, flags = copy.copy(module), []
-
-    def decode(*arguments):
-        flags.append(arguments[-2])
-        return module.decode(*arguments)
-
-    watched.decode = decode
-    monkeypatch.setitem(torch_ops._modules, steps[0].module, watched)
-    for step in steps:
-        step(*_step(spec, 3))
-        step(*_prompt(spec, 9))
-    assert flags == [cache.sequences.overflow.address for cache in caches for _ in range(2)]

@@ -79,14 +79,6 @@ def test_logits_are_those_of_the_stock_cache(family: str, chunks: tuple[int, ...
     )
 
 
-@pytest.mark.parametrize("sides", [(slice(125, 130), slice(0, 0), slice(129, 130)), (slice(5, 9), slice(0, 12), slice(12, 130))])
-def test_padding_may_be_anywhere(sides: tuple[slice, ...], cache_of: CacheOf) -> None:
-    model, mask = model_of("llama"), padded(sides, TOKENS)
-    want = forced(model, stock_of(model), (PROMPT,), mask)
-    got = forced(model, cache_of(model, exact("llama"), 3), (PROMPT,), mask)
-    torch.testing.assert_close(got[mask.bool()], want[mask.bool()], rtol=0, atol=2e-4)
-
-
 @pytest.mark.parametrize(
     ("how", "rows"),
     [
@@ -170,20 +162,6 @@ def test_quantized_logits_are_those_of_the_format(family: str, monkeypatch: pyte
 
 
 # --- layers, specs and refusals ---------------------------------------------------------------------------------------------
-
-
-def test_layers_of_one_spec_share_lengths_and_a_plan(monkeypatch: pytest.MonkeyPatch, cache_of: CacheOf) -> None:
-    model = model_of("gemma2")
-    cache = cache_of(model, plain(16), 2)
-    assert [len(group.caches) for group in cache.groups] == [2, 1]
-    with torch.no_grad():
-        model(random_ids(2, 30), past_key_values=cache)
-        planned = []
-        for group in cache.groups:
-            plan = group.kernel.plan
-            monkeypatch.setattr(group.kernel, "plan", lambda *a, plan=plan, **k: (planned.append(1), plan(*a, **k))[1])
-        model(random_ids(2, 1), past_key_values=cache)
-    assert len(planned) == 2
 
 
 def test_layers_may_have_other_heads(cache_of: CacheOf) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +15,7 @@ pytest.importorskip("transformers")
 
 from transformers import AutoConfig
 
-from kvgen.integrations.transformers import CACHE_ARGUMENT, KvgenCache, layer_specs
+from kvgen.integrations.transformers import CACHE_ARGUMENT, layer_specs
 from kvgen.integrations.transformers.passes import States
 
 CacheOf = Callable[..., Any]
@@ -120,17 +119,6 @@ def test_a_model_that_is_not_the_caches_is_refused(cache_of: CacheOf) -> None:
         generated(unknown, cache_of(unknown, plain(16), 1), ids)
 
 
-def test_a_model_of_an_unknown_type_has_the_sinks_of_its_spec(cache_of: CacheOf) -> None:
-    """The spec is the one that the refusal of a model with unexpected sinks advises."""
-    known, ids = model_of("gpt_oss"), random_ids(1, 8)
-    unknown, spec = copy.deepcopy(known), {**plain(16), "attention": {"sinks": True}}
-    unknown.config.model_type = "unknown"
-    assert torch.equal(generated(unknown, cache_of(unknown, spec, 1), ids), generated(known, cache_of(known, plain(16), 1), ids))
-    llama = model_of("llama")
-    with pytest.raises(ValueError, match=r"layer 0 runs with sinks False, and attention.sinks of its spec is True"):
-        generated(llama, cache_of(llama, spec, 1), ids)
-
-
 def test_a_layer_on_another_device_is_refused(cache_of: CacheOf) -> None:
     cache = cache_of(model_of("llama"), EXACT, 1)
 
@@ -179,12 +167,6 @@ def test_v_that_changes_after_the_cache_took_it_is_refused(cache_of: CacheOf, mo
 def test_models_whose_cache_is_not_kvgens_are_refused(kind: str, match: str) -> None:
     with pytest.raises(UnsupportedError, match=match):
         layer_specs(AutoConfig.for_model(kind), EXACT)
-
-
-def test_a_model_in_place_of_its_configuration_is_refused(cache_of: CacheOf) -> None:
-    model = model_of("llama")
-    with pytest.raises(TypeError, match=r"config must be the model's configuration \(model\.config\), not LlamaForCausalLM"):
-        KvgenCache(model, EXACT, 2, 64)
 
 
 @pytest.mark.parametrize("kind", ["full_atention", "chunked_attention", "sliding"])
