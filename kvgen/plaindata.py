@@ -81,7 +81,7 @@ class Json:
             value: J = adapter(cls).validate_python(data)
         except ValidationError as error:
             first = error.errors(include_url=False, include_context=False)[0]
-            named = (str(part) for part in first["loc"] if isinstance(part, int) or part.isidentifier())  # not the member of a union
+            named = (str(part) for part in first["loc"] if isinstance(part, int) or part.islower())  # not the member of a union
             place = ".".join(named)
             raise ValueError(f"{place or cls.__name__}: {first['msg']}") from None
         return value

@@ -19,8 +19,7 @@ from kvgen.runtime.module import load
 from kvgen.runtime.variant import Variant
 from kvgen.spec import KernelSpec, Workload
 from kvgen.spec.dispatch import Dispatch
-from kvgen.spec.distance import mean_length
-from kvgen.spec.traffic import parse
+from kvgen.spec.workloads import mean_length, parse
 
 
 class Kernel(Calls):

@@ -13,7 +13,7 @@ from kvgen.registry.entry import Entry
 from kvgen.registry.select import Selection
 from kvgen.runtime.matrix import MatrixVariant, load_matrix
 from kvgen.spec import MatrixShape, MatrixSpec
-from kvgen.spec.distance import coordinates_of, nearest
+from kvgen.spec.workloads import coordinates_of, matrix_coordinates, nearest
 
 
 class MatrixKernel:
@@ -49,7 +49,7 @@ class MatrixKernel:
         """The compiled launch that a call of this shape takes."""
         if tokens < 1 or channels < 1 or len(self._variants) == 1:
             return self._variants[0]
-        return self._variants[nearest(self._tuned, coordinates_of(MatrixShape.trusted(tokens=tokens, channels=channels)))]
+        return self._variants[nearest(self._tuned, matrix_coordinates(tokens, channels))]
 
     def scales(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """See `MatrixVariant.scales`."""

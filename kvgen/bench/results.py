@@ -13,7 +13,7 @@ from kvgen.errors import KvgenError
 from kvgen.files import read_plain
 from kvgen.spec import Workload
 from kvgen.spec.model import DType
-from kvgen.spec.traffic import parse
+from kvgen.spec.workloads import parse
 
 NAMES = {"torch": "torch", "flashinfer": "FlashInfer", "onnxruntime": "ONNX Runtime"}
 """Providers as they write their own names."""

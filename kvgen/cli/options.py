@@ -67,8 +67,8 @@ def resolve_backends(names: Sequence[str] | None) -> list[Backend] | None:
 
 
 def parse_workload(text: str) -> Workload:
-    """The workload of a name, as `kvgen.spec.traffic` reads it; lengths may be `16k`. Raises BadParameter."""
-    from kvgen.spec.traffic import parse
+    """The workload of a name, as `kvgen.spec.workloads` reads it; lengths may be `16k`. Raises BadParameter."""
+    from kvgen.spec.workloads import parse
 
     try:
         return parse(_in_digits(text))

@@ -8,7 +8,7 @@ from math import lcm
 from kvgen.format.layout import PackedLayout, packed_layout
 from kvgen.format.residual import residual_rows
 from kvgen.spec import KernelSpec, Workload
-from kvgen.spec.traffic import sequence_lengths
+from kvgen.spec.workloads import sequence_lengths
 
 BLOCK = 128
 """Most tokens of a packed block where the format leaves them open."""

@@ -23,7 +23,7 @@ from kvgen.errors import KvgenError
 from kvgen.lower.expression import Expression
 from kvgen.lower.schedule import Params, Schedule, Value
 from kvgen.spec import AnyWorkload, KernelSpec, QuantSpec, Workload
-from kvgen.spec.operations import shape_of
+from kvgen.spec.workloads import shape_of
 
 Part = Literal["layout", "launch"]
 Fact = Value | float | None | Callable[..., Any]

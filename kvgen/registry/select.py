@@ -12,7 +12,7 @@ from kvgen.registry.device import here
 from kvgen.registry.entry import Entry
 from kvgen.registry.store import Found, Store
 from kvgen.spec import AnySpec, AnyWorkload
-from kvgen.spec.distance import Coordinates, apart, coordinates_of, nearest
+from kvgen.spec.workloads import Coordinates, apart, coordinates_of, nearest
 
 How = Literal["exact", "nearest", "default", "none"]
 

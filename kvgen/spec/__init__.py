@@ -1,18 +1,21 @@
-"""The spec language (no torch): models, YAML loading with line numbers, presets, architectures."""
+"""The spec language (no torch): models, YAML loading with line numbers, presets, workloads."""
 
 from kvgen.spec.load import dump_spec, load_any_spec, load_spec
-from kvgen.spec.matrix import MatrixFormat, MatrixShape, MatrixSpec
 from kvgen.spec.model import (
+    AnySpec,
+    AnyWorkload,
     AttentionSpec,
     BoostSpec,
     CacheSpec,
     KernelSpec,
     KeySpec,
+    MatrixFormat,
+    MatrixShape,
+    MatrixSpec,
     QuantSpec,
     ValueSpec,
     Workload,
 )
-from kvgen.spec.operations import AnySpec, AnyWorkload
 from kvgen.spec.presets import presets
 
 __all__ = [

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, get_args
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import MISSING, fields
+from inspect import getattr_static
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
-from kvgen.errors import MAX_ISSUES, SpecError, SpecIssue
-from kvgen.spec.base import Model, hints
-from kvgen.spec.limits import UNREADABLE
-from kvgen.spec.model import KernelSpec
+from kvgen.errors import MAX_ISSUES, SpecIssue
+from kvgen.spec import rules
+from kvgen.spec.model import KernelSpec, Model
+from kvgen.spec.rules import UNREADABLE, Problem
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -16,8 +19,6 @@ if TYPE_CHECKING:
 Place = Sequence[str | int]
 LineOf = Callable[[Place], "int | None"]
 
-RULE = "rule"
-"""Type of pydantic's errors for what does not hold between fields that are right by themselves."""
 PRESET = ("preset",)
 """The field that `load_spec` resolves: no spec has it."""
 LONGEST_VALUE = 40
@@ -35,9 +36,26 @@ _EXPECTED = {
 }
 
 
-def no_line(place: Place) -> None:
-    """The lines of a source that is not YAML: none."""
-    del place
+def spec_issues(error: ValidationError, model: type[Model], line_of: LineOf | None = None) -> list[SpecIssue]:
+    """One issue per mistake, in the order of the lines. `line_of` finds the line of a path."""
+    found = line_of or (lambda _: None)
+    errors = error.errors(include_url=False)
+    preset = any(e["loc"] == PRESET for e in errors)
+    nested = {e["loc"][: depth + 1] for e in errors for depth in range(len(e["loc"]) - 1)}
+    told = [
+        e
+        for e in errors
+        if e["input"] is not UNREADABLE  # said already
+        and not (e["type"] == "too_short" and e["loc"] in nested)  # a list is short because its items are wrong
+        and not (preset and e["type"] == "missing" and e["loc"][0] in ("key", "value"))  # the preset has them
+    ]
+    told.sort(key=lambda e: found(e["loc"]) or 0)
+    return in_order([_issue(dict(e), model, found) for e in told[: MAX_ISSUES + 1]])  # one more says that there are more
+
+
+def in_order(issues: Sequence[SpecIssue]) -> list[SpecIssue]:
+    """Without duplicates, by line."""
+    return sorted(dict.fromkeys(issues), key=lambda issue: issue.line or 0)
 
 
 def path_text(place: Place) -> str:
@@ -71,62 +89,34 @@ def closest(text: str, choices: Iterable[str], cutoff: float = 0.5) -> str | Non
     return next(iter(get_close_matches(text.lower(), choices, n=1, cutoff=cutoff)), None)
 
 
-def spec_error(error: ValidationError, model: type[Model]) -> SpecError:
-    """The SpecError for a model constructed in Python."""
-    return SpecError(spec_issues(error, model))
-
-
-def spec_issues(error: ValidationError, model: type[Model], line_of: LineOf = no_line) -> list[SpecIssue]:
-    """One issue per mistake, in the order of the lines. `line_of` finds the line of a path."""
-    errors = error.errors(include_url=False)
-    preset = any(e["loc"] == PRESET for e in errors)
-    nested = {e["loc"][: depth + 1] for e in errors for depth in range(len(e["loc"]) - 1)}
-    told = [
-        e
-        for e in errors
-        if e["input"] is not UNREADABLE  # said already
-        and not (e["type"] == "too_short" and e["loc"] in nested)  # a list is short because its items are wrong
-        and not (preset and e["type"] == "missing" and e["loc"][0] in ("key", "value"))  # the preset has them
-    ]
-    told.sort(key=lambda e: line_of(e["loc"]) or 0)
-    return in_order([_issue(dict(e), model, line_of) for e in told[: MAX_ISSUES + 1]])  # one more says that there are more
-
-
-def in_order(issues: Sequence[SpecIssue]) -> list[SpecIssue]:
-    """Without duplicates, by line."""
-    return sorted(dict.fromkeys(issues), key=lambda issue: issue.line or 0)
-
-
 def _issue(error: dict[str, Any], model: type[Model], line_of: LineOf) -> SpecIssue:
-    place: Place = error["loc"]
-    value = error["input"]
-    kind = error["type"]
+    place, value, kind = error["loc"], error["input"], error["type"]
     hint = None
     if kind == "unexpected_keyword_argument":
         message, hint = "unknown field", _field_hint(place, model)
     elif kind == "missing":
         message = "required, but missing"
     elif kind == "literal_error":
-        message, hint = _choice(place, model, value)
+        owner = _model_at(place[:-1], model)
+        choices = [str(choice) for choice in _literals(get_type_hints(owner)[str(place[-1])])] if owner else []
+        close = closest(shown(value).strip("'"), choices)
+        message = f"must be {'one of ' if len(choices) > 1 else ''}{', '.join(choices)}, not {shown(value)}"
+        hint = f"did you mean {close}?" if close else None
     elif kind in _EXPECTED:
         message = f"must be {_EXPECTED[kind]}, not {shown(value)}"
         if isinstance(value, str) and kind in ("int_type", "float_type") and _numeric(value):
-            hint = (
-                "write it without quotes" if not value.lstrip("+-").startswith("0") else "write it without quotes and without leading zeros"
-            )
+            zeros = " and without leading zeros" if value.lstrip("+-").startswith("0") else ""
+            hint = f"write it without quotes{zeros}"
     elif kind == "string_pattern_mismatch":
         message = f"may hold letters, digits, dots, dashes and underscores, and begins with a letter or a digit, not {shown(value)}"
     elif kind == "too_short":
         message = "must not be empty: leave it out for the default"
-    elif kind in (RULE, "too_many", "lengths"):
+    elif kind in (rules.KIND, "too_many", "lengths"):
         message = error["msg"]
     else:
-        message = f"{_lower(error['msg'].replace('Input should', 'must'))}, not {shown(value)}"
+        said = error["msg"].replace("Input should", "must")
+        message = f"{said[:1].lower()}{said[1:]}, not {shown(value)}"
     return SpecIssue(path_text(place), message, line_of(place), hint)
-
-
-def _lower(text: str) -> str:
-    return text[:1].lower() + text[1:]
 
 
 def _numeric(text: str) -> bool:
@@ -137,38 +127,26 @@ def _numeric(text: str) -> bool:
     return True
 
 
-def _choice(place: Place, model: type[Model], value: object) -> tuple[str, str | None]:
-    """Message and did-you-mean for a value outside a fixed set."""
-    owner = _model_at(place[:-1], model)
-    choices = _literals(hints(owner)[str(place[-1])]) if owner else []
-    close = closest(shown(value).strip("'"), [str(c) for c in choices])
-    listed = ", ".join(str(c) for c in choices)
-    several = len(choices) > 1
-    return f"must be {'one of ' if several else ''}{listed}, not {shown(value)}", f"did you mean {close}?" if close else None
-
-
-def _literals(annotation: Any) -> list[Any]:
-    found: list[Any] = []
+def _literals(annotation: Any) -> Iterator[Any]:
     for arg in get_args(annotation):
-        found.extend(_literals(arg) if get_args(arg) else [arg])
-    return found
+        yield from _literals(arg) if get_args(arg) else [arg]
 
 
 def _field_hint(place: Place, model: type[Model]) -> str | None:
     """The nearest field of the same section, else the section that has a field of this name."""
-    owner = _model_at(place[:-1], model)
-    name = str(place[-1])
+    owner, name = _model_at(place[:-1], model), str(place[-1])
     if owner is None:
         return None
     if tuple(place) == PRESET and model is KernelSpec:
         return "load_spec({'preset': ..., 'attention': {...}}) resolves it"
-    close = closest(name, hints(owner), 0.6)
+    known = [one.name for one in fields(owner)]  # type: ignore[arg-type]
+    close = closest(name, known, 0.6)
     if close:
         return f"did you mean {close}?"
-    for section, inner in hints(model).items():
-        if isinstance(inner, type) and issubclass(inner, Model) and inner is not owner and name in hints(inner):
+    for section, inner in get_type_hints(model).items():
+        if _is_model(inner) and inner is not owner and name in get_type_hints(inner):
             return f"{name} belongs to {section}"
-    return f"known fields: {', '.join(hints(owner))}"
+    return f"known fields: {', '.join(known)}"
 
 
 def _model_at(place: Place, model: type[Model]) -> type[Model] | None:
@@ -176,9 +154,73 @@ def _model_at(place: Place, model: type[Model]) -> type[Model] | None:
     current: Any = model
     for part in place:
         if isinstance(part, int):
-            current = get_args(current)[0] if get_args(current) else None
-        elif isinstance(current, type) and issubclass(current, Model):
-            current = hints(current).get(part)
-        if current is None:
-            return None
-    return current if isinstance(current, type) and issubclass(current, Model) else None
+            current = next(iter(get_args(current)), None)
+        else:
+            current = get_type_hints(current).get(part) if _is_model(current) else None
+    return current if _is_model(current) else None
+
+
+def _is_model(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Model)
+
+
+def readable_problems(model: type[Model], data: dict[str, Any], error: ValidationError) -> Iterator[Problem]:
+    """Problems of a spec that pydantic refused with `error`, as far as its fields can be read.
+
+    Unreadable is a field with a mistake, and one that is not given where its section has a name that no field has: that may be this
+    field, misspelt.
+    """
+    wrong = {e["loc"] for e in error.errors(include_url=False) if e["type"] not in (rules.KIND, "too_short")}
+    yield from _section_problems(_readable(model, data, wrong, ()), ())
+
+
+class _Section:
+    """A model of which some fields are unreadable, with the properties and methods that follow from the others."""
+
+    def __init__(self, model: type[Model], known: dict[str, Any]) -> None:
+        self.__dict__.update(known)
+        self._model, self._known = model, known
+
+    def __getattr__(self, name: str) -> Any:
+        derived: Any = getattr_static(self._model, name, None)
+        return derived.__get__(self) if isinstance(derived, (property, FunctionType)) else UNREADABLE
+
+
+def _section_problems(section: _Section | Model, place: rules.Place) -> Iterator[Problem]:
+    if isinstance(section, _Section):
+        for name, inner in section._known.items():
+            if isinstance(inner, _Section):
+                yield from _section_problems(inner, (*place, name))
+    for inner_place, reason in section.problems():
+        yield (*place, *inner_place), reason
+
+
+def _readable(kind: Any, value: Any, wrong: set[rules.Place], place: rules.Place) -> Any:
+    """The value of a field, with sections and lists as far as they can be read."""
+    if _is_model(kind):
+        if isinstance(value, kind):
+            return value
+        if not isinstance(value, dict) or place in wrong:
+            value = {"": UNREADABLE}  # nothing is known, not even that a field has its default
+        types, names = get_type_hints(kind), {one.name: one.default for one in fields(kind)}
+        misspelt = not value.keys() <= names.keys()
+        known = {
+            name: default
+            if name not in value and default is not MISSING and not misspelt
+            else _readable(types[name], value.get(name, UNREADABLE), wrong, (*place, name))
+            for name, default in names.items()
+        }
+        return _Section(kind, known)
+    if get_origin(kind) is tuple:
+        if not isinstance(value, (list, tuple)) or place in wrong:  # a set or an iterator has no order to name its items by
+            return ()
+        item = get_args(kind)[0]
+        return tuple(_item(item, one, wrong, (*place, index)) for index, one in enumerate(value))
+    return UNREADABLE if place in wrong else value
+
+
+def _item(kind: type[Model], value: Any, wrong: set[rules.Place], place: rules.Place) -> Any:
+    """An item of a list: a model if it is without mistakes."""
+    if isinstance(value, dict) and not any(one[: len(place)] == place for one in wrong):
+        return kind.__pydantic_validator__.validate_python(value)
+    return _readable(kind, value, wrong, place)

@@ -8,34 +8,80 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr, ValidationError
+from pydantic.dataclasses import dataclass
+from pydantic_core import InitErrorDetails, PydanticCustomError, SchemaSerializer, SchemaValidator
+from typing_extensions import dataclass_transform
 
 from kvgen.arch import Arch
 from kvgen.digest import digest
 from kvgen.spec import rules
-from kvgen.spec.base import Limits, Model, Step
-from kvgen.spec.limits import UNREADABLE
+
+MAX_KV_LEN = 1 << 24
+MAX_BATCH = 1 << 16
+MAX_GROUP = 1 << 16
+MAX_Q_LEN = 1 << 16
+MAX_WORKLOADS = 256
+MAX_CHANNELS = 1 << 20
+"""Of a matrix."""
 
 
-def integer(value: Any) -> Any:
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
+class Model:
+    """A frozen pydantic dataclass: an unknown field is a mistake, and "4" is not a number.
+
+    Constructing one with mistakes raises SpecError with all of them.
+    """
+
+    __pydantic_validator__: ClassVar[SchemaValidator]
+    __pydantic_serializer__: ClassVar[SchemaSerializer]
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))(cls)
+        validate: Any = cls.__init__
+
+        def construct(self: Model, **fields: Any) -> None:
+            try:
+                validate(self, **fields)
+            except ValidationError as error:
+                from kvgen.errors import SpecError
+                from kvgen.spec.issues import spec_issues
+
+                raise SpecError(spec_issues(error, cls)) from None
+
+        cls.__init__ = construct  # type: ignore[assignment, method-assign]
+
+    def __post_init__(self) -> None:
+        """Raises every problem as one of pydantic's errors, each at its own place."""
+        details = [
+            InitErrorDetails(type=PydanticCustomError(rules.KIND, "{reason}", {"reason": reason}), loc=place, input=None)
+            for place, reason in self.problems()
+        ]
+        if details:
+            raise ValidationError.from_exception_data(type(self).__name__, details)
+
+    def problems(self) -> Iterable[rules.Problem]:
+        """What does not hold between fields that are right by themselves."""
+        return ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data with every field."""
+        data: dict[str, Any] = self.__pydantic_serializer__.to_python(self)
+        return data
+
+
+def _integer(value: Any) -> Any:
     """4.0 and True equal integers in Python; a literal must not accept them."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    from pydantic_core import PydanticCustomError
-
     raise PydanticCustomError("int_type", "Input should be a valid integer")
 
 
-def _without_sign(value: float) -> float:
-    """-0.0 equals 0.0, but is another text in JSON and so another digest."""
-    return value + 0.0
-
-
-def not_too_many(value: Any) -> Any:
+def _not_too_many(value: Any) -> Any:
     """pydantic looks at all items of a list that is too long, and keeps an error for each."""
     if isinstance(value, (list, tuple)) and len(value) > MAX_WORKLOADS:
-        from pydantic_core import PydanticCustomError
-
         raise PydanticCustomError("too_many", f"at most {MAX_WORKLOADS} workloads, not {len(value)}")
     return value
 
@@ -44,45 +90,46 @@ def _equal_lengths(value: Any) -> Any:
     """`equal` in place of a mapping."""
     if isinstance(value, str) and value == "equal":
         return EQUAL
-    if isinstance(value, (Mapping, Lengths)) or value is UNREADABLE:
+    if isinstance(value, (Mapping, Lengths)) or value is rules.UNREADABLE:
         return value
-    from pydantic_core import PydanticCustomError
-
     from kvgen.spec.issues import shown
 
     raise PydanticCustomError("lengths", "must be equal, or a mapping with min, not {value}", {"value": shown(value)})
 
 
-Axis = Literal["channel", "token"]
-Bits = Annotated[Literal[2, 4, 8, 16], Step("before", integer)]
+_UNSIGNED_ZERO = AfterValidator(lambda value: value + 0.0)
+"""-0.0 equals 0.0, but is another text in JSON and so another digest."""
+_SOME, _NOT_TOO_MANY = Field(min_length=1, max_length=MAX_WORKLOADS), BeforeValidator(_not_too_many)
+Name = Annotated[StrictStr, Field(min_length=1, max_length=80, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 DType = Literal["float16", "bfloat16", "float32"]
-UNSIGNED_ZERO = Step("after", _without_sign)
-
-MAX_KV_LEN = 1 << 24
-MAX_BATCH = 1 << 16
-MAX_GROUP = 1 << 16
-MAX_Q_LEN = 1 << 16
-MAX_WORKLOADS = 256
+Axis = Literal["channel", "token"]
+_Bits = Annotated[Literal[2, 4, 8, 16], BeforeValidator(_integer)]
+_Heads = Annotated[StrictInt, Field(gt=0, le=4096)]
+_Tokens = Annotated[StrictInt, Field(gt=0, le=MAX_KV_LEN)]
+_Queries = Annotated[StrictInt, Field(ge=1, le=MAX_Q_LEN)]
+_Kept = Annotated[StrictInt, Field(ge=0, le=MAX_GROUP)]
+_Group = Annotated[StrictInt, Field(gt=0, le=MAX_GROUP)]
+_Weight = Annotated[StrictFloat, Field(ge=1e-6, le=1e6), _UNSIGNED_ZERO]
 
 
 class AttentionSpec(Model):
     """Heads and arithmetic of the attention itself."""
 
-    q_heads: Annotated[int, Limits(gt=0, le=4096)]
+    q_heads: _Heads
     """Query heads."""
-    kv_heads: Annotated[int, Limits(gt=0, le=4096)]
+    kv_heads: _Heads
     """Key/value heads; `q_heads` is a multiple of it (grouped-query attention)."""
-    head_dim: Annotated[int, Limits(gt=0, le=1024, multiple_of=16)]
+    head_dim: Annotated[StrictInt, Field(gt=0, le=1024, multiple_of=16)]
     """Channels per head."""
     dtype: DType = "float16"
     """Type of q, new k and v, the residual and the output."""
-    q_len: Annotated[int, Limits(ge=1, le=MAX_Q_LEN)] = 1
+    q_len: _Queries = 1
     """Most query tokens that a kernel is compiled for, causal among themselves; calls with more are extend attention."""
-    softcap: Annotated[float, Limits(ge=0.0, le=1e6), UNSIGNED_ZERO] = 0.0
+    softcap: Annotated[StrictFloat, Field(ge=0.0, le=1e6), _UNSIGNED_ZERO] = 0.0
     """Scores become softcap * tanh(score / softcap), at least 0.001; 0 switches it off."""
-    window: Annotated[int, Limits(gt=0, le=MAX_KV_LEN)] | None = None
+    window: _Tokens | None = None
     """Each query sees only the last `window` tokens, its own included."""
-    sinks: bool = False
+    sinks: StrictBool = False
     """One learned logit per query head joins the softmax denominator (gpt-oss)."""
 
     @property
@@ -91,14 +138,14 @@ class AttentionSpec(Model):
         return self.q_heads // self.kv_heads
 
     def problems(self) -> Iterable[rules.Problem]:
-        """The rules of `rules.attention_problems`."""
-        return rules.attention_problems(self)
+        """See `Model`."""
+        return rules.attention(self)
 
 
 class BoostSpec(Model):
     """Channels of a 2-bit K kept in 4 bits (Kitty)."""
 
-    fraction: Annotated[float, Limits(ge=0.0, le=1.0), UNSIGNED_ZERO] = 0.0
+    fraction: Annotated[StrictFloat, Field(ge=0.0, le=1.0), _UNSIGNED_ZERO] = 0.0
     """Fraction of the channels that have 4 bits, in every group of tokens; a whole number of channels."""
     select: Literal["mean_abs", "range", "static"] = "mean_abs"
     """How boosted channels are chosen: largest mean |k|, largest max-min, or the first ones."""
@@ -107,13 +154,13 @@ class BoostSpec(Model):
 class QuantSpec(Model):
     """How one of K and V is stored."""
 
-    bits: Bits
+    bits: _Bits
     """Bits per element; 16 keeps `dtype`."""
     axis: Axis
     """channel: one scale per channel per `group` tokens. token: one scale per token per `group` channels."""
-    group: Annotated[int, Limits(gt=0, le=MAX_GROUP)] = 128
+    group: _Group = 128
     """Elements that share a scale."""
-    zero: bool = True
+    zero: StrictBool = True
     """Asymmetric (scale and zero) or symmetric (scale alone)."""
 
     @property
@@ -131,7 +178,7 @@ class KeySpec(QuantSpec):
     """How K is stored."""
 
     axis: Axis = "channel"
-    boost: BoostSpec = BoostSpec.trusted()
+    boost: BoostSpec = BoostSpec()
     """Channels kept in 4 bits."""
 
     def boosted(self, head_dim: int) -> int:
@@ -139,8 +186,8 @@ class KeySpec(QuantSpec):
         return round(self.boost.fraction * head_dim)
 
     def problems(self) -> Iterable[rules.Problem]:
-        """The rules of `rules.key_problems`."""
-        return rules.key_problems(self)
+        """See `Model`."""
+        return rules.key(self)
 
 
 class ValueSpec(QuantSpec):
@@ -154,13 +201,13 @@ class CacheSpec(Model):
 
     layout: Literal["contiguous", "paged"] = "contiguous"
     """contiguous: one run of blocks per sequence. paged: pages found through a block table."""
-    page: Annotated[int, Limits(gt=0, le=MAX_GROUP)] | None = None
+    page: _Group | None = None
     """Tokens per page; a multiple of 16 and of every group of tokens."""
-    sink: Annotated[int, Limits(ge=0, le=MAX_GROUP)] = 0
+    sink: _Kept = 0
     """First tokens kept in `dtype` for good."""
-    local: Annotated[int, Limits(ge=0, le=MAX_GROUP)] = 0
+    local: _Kept = 0
     """Most recent tokens kept in `dtype`, K and V."""
-    rollback: Annotated[int, Limits(ge=0, le=MAX_GROUP)] = 0
+    rollback: _Kept = 0
     """Most tokens that `KVCache.crop` may take back."""
 
     @property
@@ -169,38 +216,38 @@ class CacheSpec(Model):
         return self.sink + self.local
 
     def problems(self) -> Iterable[rules.Problem]:
-        """The rules of `rules.cache_problems`."""
-        return rules.cache_problems(self)
+        """See `Model`."""
+        return rules.cache(self)
 
 
 class Lengths(Model):
     """The lengths of a workload's sequences."""
 
-    min: Annotated[int, Limits(gt=0, le=MAX_KV_LEN)] | None = None
+    min: _Tokens | None = None
     """Tokens of the shortest sequence, where lengths are unequal."""
-    max: Annotated[int, Limits(gt=0, le=MAX_KV_LEN)] | None = field(default=None, compare=False)
+    max: _Tokens | None = field(default=None, compare=False)
     """Tokens of the longest: the workload's kv_len, which is also the default."""
     distribution: Literal["equal", "log_uniform"] = "log_uniform"
     """log_uniform: as many sequences in every doubling between min and kv_len."""
 
 
-EQUAL = Lengths.trusted(distribution="equal")
+EQUAL = Lengths(distribution="equal")
 
 
 class Workload(Model):
     """A shape of calls to tune for."""
 
-    batch: Annotated[int, Limits(gt=0, le=MAX_BATCH)]
+    batch: Annotated[StrictInt, Field(gt=0, le=MAX_BATCH)]
     """Sequences in a call."""
-    kv_len: Annotated[int, Limits(gt=0, le=MAX_KV_LEN)]
+    kv_len: _Tokens
     """Tokens per sequence, the new ones included; of the longest, where lengths are unequal."""
-    q_len: Annotated[int, Limits(ge=1, le=MAX_Q_LEN)] = 1
+    q_len: _Queries = 1
     """Query tokens per sequence."""
-    lengths: Annotated[Lengths, Step("before", _equal_lengths)] = EQUAL
+    lengths: Annotated[Lengths, BeforeValidator(_equal_lengths)] = EQUAL
     """equal: every sequence has kv_len tokens. A mapping with min: lengths between that and kv_len."""
     load: Literal["rested", "sustained"] = "rested"
     """rested: the GPU idles between calls, as between layers. sustained: it is busy without pauses, at its power limit."""
-    weight: Annotated[float, Limits(ge=1e-6, le=1e6), UNSIGNED_ZERO] = 1.0
+    weight: _Weight = 1.0
     """Weight in the geometric mean of times that selects the layout."""
 
     @property
@@ -210,7 +257,7 @@ class Workload(Model):
 
     @property
     def key(self) -> str:
-        """Short name: batch x lengths, q_len if it is not 1, and the load if it is sustained. `traffic.parse` reads it."""
+        """Short name: batch x lengths, q_len if it is not 1, and the load if it is sustained. `workloads.parse` reads it."""
         lengths = f"{self.kv_len}" if self.shortest == self.kv_len else f"{self.shortest}-{self.kv_len}"
         query = f"q{self.q_len}" if self.q_len > 1 else ""
         return f"{self.batch}x{lengths}{query}" + (f":{self.load}" if self.load != "rested" else "")
@@ -219,7 +266,7 @@ class Workload(Model):
 class KernelSpec(Model):
     """A KV-cache format, the attention over it, and the shapes that matter."""
 
-    name: Annotated[str, Limits(min_length=1, max_length=80, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "kernel"
+    name: Name = "kernel"
     """Letters, digits, dots, dashes and underscores."""
     arch: Arch = "native"
     """Target; native is the first visible GPU, or the CPU."""
@@ -229,11 +276,9 @@ class KernelSpec(Model):
     """How K is stored."""
     value: ValueSpec
     """How V is stored."""
-    cache: CacheSpec = CacheSpec.trusted()
+    cache: CacheSpec = CacheSpec()
     """How the cache is laid out."""
-    workloads: Annotated[
-        tuple[Workload, ...], Limits(min_length=1, max_length=MAX_WORKLOADS, strict=False), Step("before", not_too_many)
-    ] = (Workload.trusted(batch=1, kv_len=4096),)
+    workloads: Annotated[tuple[Workload, ...], _SOME, _NOT_TOO_MANY] = (Workload(batch=1, kv_len=4096),)
     """Shapes to tune for."""
 
     def format(self) -> dict[str, Any]:
@@ -259,5 +304,69 @@ class KernelSpec(Model):
         return digest(self.format())
 
     def problems(self) -> Iterable[rules.Problem]:
-        """The rules of `rules.kernel_problems`."""
-        return rules.kernel_problems(self)
+        """See `Model`."""
+        return rules.kernel(self)
+
+
+class MatrixFormat(Model):
+    """A matrix and its codes: q = round(x / scale) with scale = max |x| / 127 of the channel (docs/matrix.md)."""
+
+    dtype: DType = "float32"
+    """Type of the matrix; scales are float32."""
+    bits: Annotated[Literal[8], BeforeValidator(_integer)] = 8
+    """Bits per code."""
+    axis: Literal["channel"] = "channel"
+    """channel: one scale per channel, over all tokens."""
+
+
+class MatrixShape(Model):
+    """A shape of matrices to tune for."""
+
+    tokens: _Tokens
+    """Rows."""
+    channels: Annotated[StrictInt, Field(gt=0, le=MAX_CHANNELS)]
+    """Columns."""
+    weight: _Weight = 1.0
+    """Weight in the geometric mean of times that a winner is judged by."""
+
+    @property
+    def key(self) -> str:
+        """Short name: tokens x channels."""
+        return f"{self.tokens}x{self.channels}"
+
+    @property
+    def elements(self) -> int:
+        """Elements of the matrix."""
+        return self.tokens * self.channels
+
+
+class MatrixSpec(Model):
+    """An operation on a matrix, its format, and the shapes that matter."""
+
+    name: Name = "matrix"
+    """Letters, digits, dots, dashes and underscores."""
+    operation: Literal["quantize", "dequantize"]
+    """The call that is timed: quantize (codes by given scales) or dequantize. Every kernel has both, and computes scales."""
+    arch: Arch = "native"
+    """Target; native is the first visible GPU, or the CPU."""
+    matrix: MatrixFormat = MatrixFormat()
+    """Type and codes."""
+    workloads: Annotated[tuple[MatrixShape, ...], _SOME, _NOT_TOO_MANY] = (MatrixShape(tokens=131072, channels=1024),)
+    """Shapes to tune for."""
+
+    def format(self) -> dict[str, Any]:
+        """The part of a spec that decides the result and what is timed: without name, arch and workloads."""
+        return {name: value for name, value in self.to_json().items() if name in ("operation", "matrix")}
+
+    @property
+    def format_id(self) -> str:
+        """Digest of `format()`."""
+        return digest(self.format())
+
+    def problems(self) -> Iterable[rules.Problem]:
+        """See `Model`."""
+        return rules.listed_twice(self.workloads)
+
+
+AnySpec = KernelSpec | MatrixSpec
+AnyWorkload = Workload | MatrixShape

@@ -8,32 +8,27 @@ from functools import cache
 from typing import Any
 
 from kvgen.errors import SpecIssue
-from kvgen.spec.base import Model
-from kvgen.spec.limits import UNREADABLE
-from kvgen.spec.model import KernelSpec
-from kvgen.spec.rules import TOKEN_STEP
-
-_SHAPE = {"q_heads": 32, "kv_heads": 8, "head_dim": 128}
-"""Llama-3.1-8B's attention; `presets()` shows the formats with it."""
-
-
-def _kitty(fraction: float) -> dict[str, Any]:
-    return {
-        "key": {"bits": 2, "axis": "channel", "group": 128, "boost": {"fraction": fraction, "select": "mean_abs"}},
-        "value": {"bits": 2, "axis": "token", "group": 128},
-        "cache": {"layout": "paged", "page": 128, "sink": 32, "local": 128},
-    }
+from kvgen.spec.issues import closest, shown
+from kvgen.spec.model import KernelSpec, Model
+from kvgen.spec.rules import TOKEN_STEP, UNREADABLE
 
 
 def _same(bits: int, axis: str, group: int, zero: bool = True) -> dict[str, Any]:
     """K and V in one format."""
     quant = {"bits": bits, "axis": axis, "group": group, "zero": zero}
-    return {"key": dict(quant), "value": dict(quant)}
+    return {"key": {**quant}, "value": quant}
 
 
 def _mixed(bits: int, group: int) -> dict[str, Any]:
     """K per channel, V per token."""
     return {"key": {"bits": bits, "axis": "channel", "group": group}, "value": {"bits": bits, "axis": "token", "group": group}}
+
+
+def _kitty(fraction: float) -> dict[str, Any]:
+    """K per channel, some channels in 4 bits; V per token."""
+    form = _mixed(2, 128)
+    boosted = {**form["key"], "boost": {"fraction": fraction, "select": "mean_abs"}}
+    return {**form, "key": boosted, "cache": {"layout": "paged", "page": 128, "sink": 32, "local": 128}}
 
 
 _BF16 = {"attention": {"dtype": "bfloat16"}}
@@ -62,10 +57,11 @@ _UNKNOWN: dict[str, Any] = {"key": _QUANT, "value": _QUANT}
 @cache
 def presets() -> dict[str, KernelSpec]:
     """Every preset as a spec, with Llama-3.1-8B's heads and the default workload."""
-    return {name: KernelSpec(**_merge({"name": name, "attention": _SHAPE}, chosen)) for name, chosen in FORMATS.items()}
+    heads = {"q_heads": 32, "kv_heads": 8, "head_dim": 128}
+    return {name: KernelSpec(**_merge({"name": name, "attention": heads}, chosen)) for name, chosen in FORMATS.items()}
 
 
-def start_from(data: dict[str, Any]) -> tuple[dict[str, Any], SpecIssue | None, tuple[str, ...]]:
+def start_from(data: dict[str, Any]) -> tuple[dict[str, Any], SpecIssue | None, list[str]]:
     """`data` with the fields of its `preset` where it has none itself, and notes of what differs from the preset; an unknown name is an
     issue, and its fields are unreadable.
     """
@@ -75,17 +71,15 @@ def start_from(data: dict[str, Any]) -> tuple[dict[str, Any], SpecIssue | None, 
         whole = next((section for section in FORMATS[name] if isinstance(own.get(section), Model)), None)
         if whole is None:
             merged = _merge(FORMATS[name], own)
-            return merged, None, tuple(_fit(name, own, merged))
+            return merged, None, list(_fit(name, own, merged))
         reason = f"with a preset, give a mapping of the fields that differ, not {type(own[whole]).__name__}"
-        return {**_merge(FORMATS[name], own), whole: UNREADABLE}, SpecIssue(whole, reason), ()
+        return {**_merge(FORMATS[name], own), whole: UNREADABLE}, SpecIssue(whole, reason), []
     own = _merge(_UNKNOWN, own)
     if name is UNREADABLE:
-        return own, None, ()
-    from kvgen.spec.issues import closest, shown  # a fetch has no mistakes to name
-
+        return own, None, []
     close = closest(name, FORMATS) if isinstance(name, str) else None
     hint = f"did you mean {close}?" if close else f"known presets: {', '.join(FORMATS)}"
-    return own, SpecIssue("preset", f"no such preset: {shown(name)}", None, hint), ()
+    return own, SpecIssue("preset", f"no such preset: {shown(name)}", None, hint), []
 
 
 def _fit(preset: str, own: Mapping[str, Any], merged: dict[str, Any]) -> Iterator[str]:

@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass, field
 
 from kvgen.plaindata import Json
-from kvgen.spec.operations import AnyWorkload
+from kvgen.spec import AnyWorkload
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from kvgen.lower.schedule import Schedule
 from kvgen.registry.entry import Entry
 from kvgen.registry.store import Store
 from kvgen.spec import AnySpec, AnyWorkload
-from kvgen.spec.similarity import apart_across_formats
+from kvgen.spec.workloads import apart_across_formats
 from kvgen.tune.candidate import Candidate
 from kvgen.tune.contenders import Contender
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from kvgen.spec.limits import MAX_TEXT
+from kvgen.spec.load import MAX_TEXT
 
 GOOD = """\
 name: good

@@ -16,8 +16,7 @@ from kvgen.lower.cuda.support import BOOST_STEP, MOST_GROUP
 from kvgen.lower.refusals import MAX_Q_ROWS
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.lower.tilelang.support import CHANNEL_GROUPS as TILELANG_GROUPS
-from kvgen.spec import KernelSpec
-from kvgen.spec.validation import spec_of
+from kvgen.spec import KernelSpec, load_spec
 from kvgen.verify.quantize import torch_dtype
 
 CPU, CUDA, TILELANG = map(get_backend, ("cpu", "cuda", "tilelang"))
@@ -31,7 +30,7 @@ KINDS = ("normal", "normal", "outliers", "ties", "constant", "tiny")
 def drawn_spec(draw: Random) -> KernelSpec:
     """A spec that the CPU back end supports. Every field of the language takes every kind of value that it allows."""
     while True:
-        spec = checked(spec_data(draw))
+        spec = load_spec(spec_data(draw))
         if CPU.unsupported(spec, "cpu") is None:
             return spec
 
@@ -57,7 +56,7 @@ def drawn_gpu_spec(draw: Random, target: Target = "sm90") -> KernelSpec:
             pages = [16, 32, 48, 64, 96, 128] if not groups else [lcm(32, *groups) * blocks for blocks in (1, 2, 3)]
             data["cache"]["page"] = draw.choice(pages)
         with suppress(SpecError):
-            spec = checked(data)
+            spec = load_spec(data)
             if CUDA.unsupported(spec, target) is None:
                 return spec
 
@@ -81,16 +80,9 @@ def drawn_tilelang_spec(draw: Random) -> KernelSpec:
             groups = [data[name]["group"] for name in ("key", "value") if data[name]["axis"] == "channel"]
             data["cache"]["page"] = max([32, *groups]) * draw.randint(1, 4)
         with suppress(SpecError):
-            spec = checked(data)
+            spec = load_spec(data)
             if TILELANG.unsupported(spec, "sm90") is None:
                 return spec
-
-
-def checked(data: dict[str, Any]) -> KernelSpec:
-    """The spec of data; no record of it is left in the cache folder, as `load_spec` leaves one. Raises SpecError."""
-    spec, _ = spec_of(data, [])
-    assert isinstance(spec, KernelSpec)
-    return spec
 
 
 def spec_data(draw: Random) -> dict[str, Any]:

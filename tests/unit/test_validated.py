@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kvgen.spec.plain import plain_text
 
 from kvgen import validated
 from kvgen.construct import construct
@@ -19,7 +20,6 @@ from kvgen.registry import packaged_store
 from kvgen.registry.entry import Entry
 from kvgen.registry.store import read_entry, read_parts
 from kvgen.spec import KernelSpec, dump_spec, load_spec, validation
-from kvgen.spec.plain import plain_text
 from kvgen.spec.timing import Timing
 from tests.support.full_disk import no_file_beyond
 from tests.support.specs import base

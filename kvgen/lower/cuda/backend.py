@@ -22,7 +22,7 @@ from kvgen.lower.schedule import Params, Schedule, layout_of
 from kvgen.lower.space import Fact, SearchSpace
 from kvgen.spec import AnyWorkload, KernelSpec, Workload
 from kvgen.spec.dispatch import Tiling
-from kvgen.spec.distance import mean_length
+from kvgen.spec.workloads import mean_length
 
 NAME = "cuda"
 REMEMBERED = 16

@@ -11,8 +11,7 @@ from statistics import median
 from kvgen.errors import KvgenError
 from kvgen.format.sizes import must_read, timed_lengths
 from kvgen.registry.entry import Entry
-from kvgen.spec import AnyWorkload, KernelSpec, Workload
-from kvgen.spec.matrix import MatrixShape
+from kvgen.spec import AnyWorkload, KernelSpec, MatrixShape, Workload
 
 BYTES_PER_US = 2e7
 """20 TB/s, which no memory reads."""

@@ -16,7 +16,7 @@ from kvgen.registry.select import Selection
 from kvgen.registry.store import Store
 from kvgen.spec import Workload
 from kvgen.spec.dispatch import ALIKE, Dispatch, Tiling
-from kvgen.spec.traffic import parse
+from kvgen.spec.workloads import parse
 from tests.support.naive import naive_layout
 from tests.unit.api.conftest import naive_entry, wanting
 

@@ -8,7 +8,7 @@ from kvgen.measure import inputs as measured
 from kvgen.measure.inputs import CALLS, MatrixInputs, NoRoom, WorkloadInputs, call_bytes
 from kvgen.measure.measurement import TimingPolicy
 from kvgen.spec import MatrixShape, Workload
-from kvgen.spec.traffic import parse, sequence_lengths
+from kvgen.spec.workloads import parse, sequence_lengths
 from tests.support.matrix import cpu_matrix, matrix_spec
 from tests.support.naive import BLOCK, naive_variant
 

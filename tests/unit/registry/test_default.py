@@ -14,7 +14,7 @@ from kvgen.registry.select import Selection
 from kvgen.registry.serving import serving
 from kvgen.spec import KernelSpec, load_spec
 from kvgen.spec.timing import Timing
-from kvgen.spec.traffic import parse
+from kvgen.spec.workloads import parse
 
 CUDA = get_backend("cuda")
 PLAIN, CLUSTERS, WIDE, PAIRS = "n128.w8u4d1c1", "n128.w8u1d2c1.cl2", "n128.w8u1d2c1.cl8", "n128.w4u1d2c2"

@@ -14,7 +14,7 @@ from kvgen.lower.space import Constraint, Parameter, SearchSpace
 from kvgen.registry.select import select
 from kvgen.registry.store import Store
 from kvgen.spec import Workload, load_spec
-from kvgen.spec.distance import distance
+from kvgen.spec.workloads import distance
 
 HERE = {"name": "Test CPU", "threads": 2}
 

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 
 from kvgen.spec import Workload, load_spec
-from kvgen.spec.distance import apart, coordinates, coordinates_of, distance, nearest
-from kvgen.spec.similarity import apart_across_formats
+from kvgen.spec.workloads import apart, apart_across_formats, coordinates, coordinates_of, distance, nearest
 from tests.support.specs import workloads
 
 INT4, INT8 = ({"bits": bits, "axis": "token", "group": 64} for bits in (4, 8))
@@ -60,4 +59,4 @@ def test_across_formats_heads_are_sequences_and_bits_of_a_token_count() -> None:
 
 
 def test_importing_it_loads_no_torch() -> None:
-    subprocess.run([sys.executable, "-c", "import sys, kvgen.spec.distance; assert 'torch' not in sys.modules"], check=True)
+    subprocess.run([sys.executable, "-c", "import sys, kvgen.spec.workloads; assert 'torch' not in sys.modules"], check=True)

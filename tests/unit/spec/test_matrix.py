@@ -8,8 +8,7 @@ import pytest
 
 from kvgen.errors import SpecError
 from kvgen.spec import MatrixShape, MatrixSpec, dump_spec, load_any_spec, load_spec, presets
-from kvgen.spec.distance import distance
-from kvgen.spec.similarity import apart_across_formats
+from kvgen.spec.workloads import apart_across_formats, distance
 
 TEXT = "operation: quantize\narch: cpu\nworkloads:\n  - {tokens: 2048, channels: 128}\n"
 

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from kvgen.errors import SpecError
 from kvgen.spec import Workload, load_spec
-from kvgen.spec.distance import mean_length
 from kvgen.spec.model import EQUAL, Lengths
-from kvgen.spec.traffic import parse, sequence_lengths
+from kvgen.spec.workloads import mean_length, parse, sequence_lengths
 from tests.support.specs import base
 
 

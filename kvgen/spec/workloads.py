@@ -1,0 +1,121 @@
+"""Workloads: their names, the lengths of their sequences, and how far two of them are apart."""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from collections.abc import Iterable
+
+from kvgen.spec.model import EQUAL, MAX_BATCH, MAX_KV_LEN, MAX_Q_LEN, AnySpec, AnyWorkload, KernelSpec, Lengths, MatrixShape, Workload
+
+NAME = re.compile(r"([0-9]{1,18})x(?:([0-9]{1,18})-)?([0-9]{1,18})(?:q([0-9]{1,18}))?(?::(rested|sustained))?")
+FORM = "batch x tokens, e.g. 1x32768; 1x32768q4 for 4 query tokens, 48x300-24576 for lengths from 300 to 24576, 8x32768:sustained"
+
+Coordinates = tuple[float, float, float, float, float]
+"""log2 of batch, of the tokens of all sequences, of q_len, and of longest over mean length; 1 for a sustained load, else 0. Of a matrix:
+log2 of channels and of elements, then zeros."""
+
+
+def parse(text: str) -> Workload:
+    """The workload of a name, as `Workload.key` writes it. Raises ValueError where it is none, or where a number is out of range."""
+    match = NAME.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r:.80} is not a workload; write {FORM}")
+    batch, kv_len, q_len = int(match[1]), int(match[3]), int(match[4] or 1)
+    shortest = None if match[2] is None else int(match[2])
+    within = 0 < batch <= MAX_BATCH and 0 < kv_len <= MAX_KV_LEN and 0 < q_len <= MAX_Q_LEN
+    if not within or (shortest is not None and not 0 < shortest < kv_len):
+        raise ValueError(
+            f"workload {text!r} is out of range: 1 to {MAX_BATCH} sequences of up to {MAX_KV_LEN} tokens, 1 to {MAX_Q_LEN} query tokens, "
+            "the shortest of unequal lengths below the longest"
+        )
+    lengths = EQUAL if shortest is None else Lengths(min=shortest)
+    return Workload(batch=batch, kv_len=kv_len, q_len=q_len, lengths=lengths, load="sustained" if match[5] == "sustained" else "rested")
+
+
+def shape_of(workload: AnyWorkload) -> dict[str, int]:
+    """The numbers of a workload by the names that search spaces know them by."""
+    if isinstance(workload, MatrixShape):
+        return {"tokens": workload.tokens, "channels": workload.channels}
+    return {"batch": workload.batch, "kv_len": workload.kv_len, "q_len": workload.q_len}
+
+
+def sequence_lengths(workload: Workload, seed: int = 0) -> list[int]:
+    """Tokens of each sequence, in an order that follows from the seed; the longest has kv_len tokens.
+
+    Of unequal lengths, sequence i of n is at quantile (i + 1/2) / n of the distribution, so that the total does not depend on the seed.
+    """
+    low, high, batch = workload.shortest, workload.kv_len, workload.batch
+    if low == high:
+        return [high] * batch
+    lengths = [round(low * (high / low) ** ((number + 0.5) / batch)) for number in range(batch)]
+    lengths[-1] = high
+    random.Random(seed).shuffle(lengths)
+    return lengths
+
+
+def mean_length(workload: Workload) -> float:
+    """Mean tokens of a workload's sequences."""
+    low, high = workload.shortest, workload.kv_len
+    return float(high) if low == high else (high - low) / math.log(high / low)
+
+
+def coordinates(batch: int, kv_len: int, q_len: int, tokens: float | None = None, *, sustained: bool = False) -> Coordinates:
+    """The coordinates of a workload whose longest sequence has `kv_len` tokens, and all of them `tokens` (by default batch x kv_len).
+
+    A number of tokens of 0 counts as 1 for each sequence. The bytes that a kernel reads follow the tokens of all sequences, so these decide
+    how many splits and stages pay off; kv_len by itself does not.
+    """
+    most = batch * max(1, kv_len)
+    total = most if tokens is None else min(most, max(batch, tokens))
+    return math.log2(batch), math.log2(total), math.log2(max(1, q_len)), math.log2(most / total), float(sustained)
+
+
+def matrix_coordinates(tokens: int, channels: int) -> Coordinates:
+    """The coordinates of a matrix."""
+    return math.log2(channels), math.log2(tokens * channels), 0.0, 0.0, 0.0
+
+
+def coordinates_of(workload: AnyWorkload) -> Coordinates:
+    """The coordinates of a workload."""
+    if isinstance(workload, MatrixShape):
+        return matrix_coordinates(workload.tokens, workload.channels)
+    tokens = workload.batch * mean_length(workload)
+    return coordinates(workload.batch, workload.kv_len, workload.q_len, tokens, sustained=workload.load == "sustained")
+
+
+def apart(one: Coordinates, other: Coordinates) -> float:
+    """The distance of two workloads: doublings of batch, tokens, q_len and longest over mean length, and 1 for another load, added up.
+
+    It is 0 for equal workloads alone.
+    """
+    return abs(one[0] - other[0]) + abs(one[1] - other[1]) + abs(one[2] - other[2]) + abs(one[3] - other[3]) + abs(one[4] - other[4])
+
+
+def distance(one: AnyWorkload, other: AnyWorkload) -> float:
+    """`apart` for workloads."""
+    return apart(coordinates_of(one), coordinates_of(other))
+
+
+def nearest(tuned: Iterable[Coordinates], wanted: Coordinates) -> int:
+    """Index of the workload nearest to the requested one; the first of equals. Raises ValueError for an empty list."""
+    distances = [apart(one, wanted) for one in tuned]
+    return distances.index(min(distances))
+
+
+def apart_across_formats(spec: AnySpec, work: AnyWorkload, other: AnySpec, there: AnyWorkload) -> float:
+    """Distance of two workloads of two formats: the distance of their coordinates, plus |log2| of the ratio of bits per token.
+
+    KV heads count as sequences and packed-GQA rows as query tokens, so that formats with other heads are comparable. Operations on a matrix
+    are as near as their shapes.
+    """
+
+    def across(spec: KernelSpec, work: Workload) -> Coordinates:
+        heads, group = work.batch * spec.attention.kv_heads, spec.attention.group
+        return coordinates(heads, work.kv_len, work.q_len * group, heads * mean_length(work), sustained=work.load == "sustained")
+
+    if isinstance(spec, KernelSpec) and isinstance(other, KernelSpec) and isinstance(work, Workload) and isinstance(there, Workload):
+        one, two = (s.attention.head_dim * (s.key.bits + s.value.bits) for s in (spec, other))
+        return apart(across(spec, work), across(other, there)) + abs(math.log2(one / two))
+    return distance(work, there)
