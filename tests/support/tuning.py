@@ -8,9 +8,9 @@ from typing import Any
 
 from kvgen.arch import Target
 from kvgen.lower.base import Source
-from kvgen.lower.expression import Expression
+from kvgen.lower.constraints import Rule
 from kvgen.lower.schedule import Params, Schedule
-from kvgen.lower.space import Constraint, Parameter, SearchSpace
+from kvgen.lower.space import Parameter, SearchSpace
 from kvgen.spec import AnyWorkload, KernelSpec, load_spec
 from kvgen.spec.dispatch import Tiling
 from kvgen.toolchain import Artifact
@@ -54,7 +54,7 @@ class FakeBackend:
                 Parameter("order", "layout", ("simd",), "order"),
                 Parameter("threads", "launch", (1, 2, 4, 8), "threads"),
             ],
-            [Constraint(Expression("threads <= kv_len // block"), "{threads} threads have no block each")],
+            [Rule("{threads} threads have no block each", lambda p: p.threads <= p.kv_len // p.block)],
             {},
             spec.workloads,
         )

@@ -8,9 +8,9 @@ import pytest
 
 from kvgen.errors import ToolchainMissing
 from kvgen.lower import backends
-from kvgen.lower.expression import Expression
+from kvgen.lower.constraints import Rule
 from kvgen.lower.schedule import Params
-from kvgen.lower.space import Constraint, Parameter, SearchSpace
+from kvgen.lower.space import Parameter, SearchSpace
 from kvgen.registry.select import select
 from kvgen.registry.store import Store
 from kvgen.spec import Workload, load_spec
@@ -161,7 +161,7 @@ def cpu_space(monkeypatch):
         Parameter("order", "layout", ("simd",), ""),
         Parameter("tile", "launch", (1, 2, 77), ""),
     ]
-    hints = [Constraint(Expression("tile < kv_len or tile < 77"), "{tile} tiles are more than {kv_len}")]
+    hints = [Rule("{tile} tiles are more than {kv_len}", lambda p: p.tile < p.kv_len or p.tile < 77)]
 
     class Fake:
         targets = ("cpu",)

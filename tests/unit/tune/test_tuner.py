@@ -11,9 +11,9 @@ import pytest
 from kvgen.arch import Target
 from kvgen.errors import CompileError, CompilerCrash, MeasureError, UnsupportedError
 from kvgen.lower.base import Source
-from kvgen.lower.expression import Expression
+from kvgen.lower.constraints import Rule
 from kvgen.lower.schedule import Schedule
-from kvgen.lower.space import Constraint, SearchSpace
+from kvgen.lower.space import SearchSpace
 from kvgen.registry import Store
 from kvgen.spec import KernelSpec
 from kvgen.toolchain import Artifact, ArtifactCache
@@ -84,7 +84,7 @@ def test_hints_choose_what_is_searched_and_a_run_without_them_measures_the_rest_
     class Hinted(FakeBackend):
         def space(self, spec: KernelSpec, target: Target) -> SearchSpace:
             space = super().space(spec, target)
-            hints = [Constraint(Expression("block == 64"), "{block} tokens gained nothing")]
+            hints = [Rule("{block} tokens gained nothing", lambda p: p.block == 64)]
             return SearchSpace(space.backend, space.parameters, space.constraints, {}, spec.workloads, hints)
 
     narrow, wide = FakeRunner(), FakeRunner()
