@@ -26,8 +26,8 @@ from kvgen.registry.facts import Provenance, Quality
 from kvgen.registry.paths import check_portable, locate, portable
 from kvgen.spec import AnySpec, AnyWorkload, KernelSpec, Workload
 from kvgen.spec.dispatch import ALIKE, Call, Dispatch, Tiling
-from kvgen.spec.workloads import mean_length
 from kvgen.spec.timing import Timing, require_times
+from kvgen.spec.workloads import mean_length
 from kvgen.toolchain.cache import Artifact, Resources
 from kvgen.toolchain.compilers import machine
 from kvgen.validated import recall, record
