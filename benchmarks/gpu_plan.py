@@ -19,7 +19,7 @@ import torch
 
 from benchmarks.common import gpu_facts, gpu_word, parser, take_turns, write_rows
 from benchmarks.gpu_words import spec_of, workload_of
-from kvgen.lower.backends import get_backend
+from kvgen.lower.backend import get_backend
 from kvgen.measure.measurement import TimingPolicy
 from kvgen.measure.timer import CudaTimer
 from kvgen.runtime.module import load

@@ -27,8 +27,7 @@ from benchmarks.gpu_words import lengths_of, schedule_word, schedules_of, spec_o
 from kvgen._machine import cores
 from kvgen.errors import CheckError, KvgenError, UnsupportedError
 from kvgen.format.sizes import half_full
-from kvgen.lower.backends import get_backend
-from kvgen.lower.base import Source
+from kvgen.lower.backend import Source, get_backend
 from kvgen.lower.schedule import Schedule, layout_of
 from kvgen.measure.inputs import WorkloadInputs
 from kvgen.measure.measurement import TimingPolicy

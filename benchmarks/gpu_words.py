@@ -11,7 +11,7 @@ import random
 import re
 
 from kvgen.arch import Target
-from kvgen.lower.base import Backend
+from kvgen.lower.backend import Backend
 from kvgen.lower.schedule import Params, Schedule, Value
 from kvgen.spec import AnySpec, KernelSpec, Workload, load_spec
 

@@ -7,8 +7,7 @@ from typing import Any, get_args
 
 from kvgen.arch import Target
 from kvgen.errors import KvgenError
-from kvgen.lower.backends import NAMES, get_backend
-from kvgen.lower.base import Backend
+from kvgen.lower.backend import NAMES, Backend, get_backend
 from kvgen.lower.extend import extend_refusal
 from kvgen.spec import KernelSpec, load_spec
 

@@ -38,7 +38,7 @@ def build(
     """
     require("kvgen.build", "optuna")
     from kvgen.api.fetch import forget
-    from kvgen.lower.backends import get_backend
+    from kvgen.lower.backend import get_backend
     from kvgen.tune.budget import Budget, parse_duration
     from kvgen.tune.tuner import tune
 

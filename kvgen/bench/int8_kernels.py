@@ -23,7 +23,7 @@ from kvgen.api.matrix import MatrixKernel
 from kvgen.arch import Target, device_type
 from kvgen.bench.run import Record, Series, take_turns
 from kvgen.errors import UnsupportedError
-from kvgen.lower.backends import get_backend
+from kvgen.lower.backend import get_backend
 from kvgen.lower.matrix import NO_LAYOUT, PAPER_VARIANTS
 from kvgen.lower.schedule import Schedule
 from kvgen.measure.inputs import CALLS, MatrixInputs, call_bytes

@@ -18,7 +18,7 @@ from kvgen.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
     from kvgen.arch import Target
-    from kvgen.lower.base import Backend
+    from kvgen.lower.backend import Backend
     from kvgen.lower.schedule import Params
     from kvgen.registry import Store
     from kvgen.spec import AnySpec
@@ -38,7 +38,7 @@ def space(
 ) -> None:
     """Show the search space of a spec: parameters, constraints, hints, sizes."""
     from kvgen.errors import UnsupportedError
-    from kvgen.lower.backends import backends_for, refusal
+    from kvgen.lower.backend import backends_for, refusal
     from kvgen.spec.target import resolve
 
     spec = resolve_any_spec(spec_name, arch)
@@ -143,7 +143,7 @@ def examine() -> dict[str, Any]:
     from kvgen.arch import GPUS
     from kvgen.extras import EXTRAS
     from kvgen.integrations.usable import INTEGRATIONS
-    from kvgen.lower.backends import NAMES
+    from kvgen.lower.backend import NAMES
     from kvgen.registry import stores, user_store
     from kvgen.registry.device import here
     from kvgen.toolchain import ArtifactCache
@@ -201,7 +201,7 @@ def _torch() -> str:
 
 def _backend(name: str) -> str:
     from kvgen.errors import ToolchainMissing
-    from kvgen.lower.backends import get_backend
+    from kvgen.lower.backend import get_backend
 
     backend = get_backend(name)
     if (reason := backend.missing()) is not None:

@@ -12,7 +12,7 @@ import typer
 from kvgen import arch
 
 if TYPE_CHECKING:
-    from kvgen.lower.base import Backend
+    from kvgen.lower.backend import Backend
     from kvgen.registry import Found
     from kvgen.spec import AnySpec, KernelSpec, MatrixShape, Workload
 
@@ -58,7 +58,7 @@ def resolve_any_spec(name: str, arch: str | None = None, workloads: Sequence[str
 
 def resolve_backends(names: Sequence[str] | None) -> list[Backend] | None:
     """The named back ends; None where none is named. Raises BadParameter for an unknown name, ToolchainMissing."""
-    from kvgen.lower.backends import NAMES, get_backend
+    from kvgen.lower.backend import NAMES, get_backend
 
     for name in names or ():
         if name not in NAMES:

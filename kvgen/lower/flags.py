@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from kvgen.lower.base import Language
+from kvgen.lower.backend import Language
 
 CPU = ("-fopenmp", "-Wno-psabi", "-fvisibility=hidden", "-fvisibility-inlines-hidden")
 """Only the exported functions are visible, so no vector crosses a library border, and modules share no inline variable: the linker would

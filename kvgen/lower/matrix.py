@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from kvgen._resources import templates
 from kvgen.arch import Target
 from kvgen.errors import UnsupportedError
-from kvgen.lower.base import MATRIX_FUNCTIONS, Language, Source
+from kvgen.lower.backend import MATRIX_FUNCTIONS, Language, Source
 from kvgen.lower.refusals import wrong_target
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.lower.space import Fact, SearchSpace
@@ -31,7 +31,7 @@ PAPER_VARIANTS: Mapping[str, Params] = {
 
 
 class MatrixLowering(ABC):
-    """See `kvgen.lower.base.Lowering`; a back end adds its template, its types and its default."""
+    """See `kvgen.lower.backend.Lowering`; a back end adds its template, its types and its default."""
 
     name: str
     targets: tuple[Target, ...]

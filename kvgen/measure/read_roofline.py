@@ -18,7 +18,7 @@ import torch
 from kvgen import _resources
 from kvgen.arch import Target, device_type
 from kvgen.lower import flags
-from kvgen.lower.base import Source
+from kvgen.lower.backend import Source
 from kvgen.measure.device import cold_bytes
 from kvgen.measure.measurement import TimingPolicy
 from kvgen.measure.timer import timer_for

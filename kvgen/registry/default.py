@@ -7,8 +7,8 @@ from typing import Any
 
 from kvgen.arch import Target
 from kvgen.errors import UnsupportedError
-from kvgen.lower import backends
-from kvgen.lower.base import Backend, Source
+from kvgen.lower import backend as backends
+from kvgen.lower.backend import Backend, Source
 from kvgen.lower.schedule import Schedule
 from kvgen.registry.entry import Entry
 from kvgen.registry.select import Selection

@@ -18,7 +18,7 @@ from kvgen.errors import KvgenError
 from kvgen.files import is_name
 from kvgen.format.layout import PackedLayout
 from kvgen.lower import flags as known
-from kvgen.lower.base import FUNCTIONS, Language, Source, functions_of
+from kvgen.lower.backend import FUNCTIONS, Language, Source, functions_of
 from kvgen.lower.schedule import Params, Schedule, layout_id, layout_of
 from kvgen.lower.tokens import headers_digest, tokens_digest
 from kvgen.plaindata import Facts, Json, Shaped
@@ -235,7 +235,7 @@ class Entry(Json):
 
     def _tilings(self) -> list[Tiling]:
         """Of `every_launch`. Where one has parameters that its back end does not know, all are alike, and the nearest workload decides."""
-        from kvgen.lower.backends import get_backend
+        from kvgen.lower.backend import get_backend
 
         backends = {name: get_backend(name) for name in {launch.backend for launch in self.every_launch}}
         try:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from kvgen.errors import ToolchainMissing
-from kvgen.lower.base import Source
+from kvgen.lower.backend import Source
 from kvgen.registry.entry import Code, Entry, Launch
 from kvgen.toolchain import Artifact, ArtifactCache
 from kvgen.toolchain.compilers import machine
@@ -57,7 +57,7 @@ def sources(entry: Entry) -> dict[str, Source]:
 
 
 def _rendered(entry: Entry, launch: Launch) -> Source:
-    from kvgen.lower.backends import get_backend
+    from kvgen.lower.backend import get_backend
 
     return get_backend(launch.backend).lower(entry.spec, entry.schedule(launch), entry.arch)
 

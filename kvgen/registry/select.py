@@ -114,7 +114,7 @@ def _choose(ranked: list[_Candidate], why: list[str], device: Mapping[str, Any])
 
 def _without_entry(spec: AnySpec, target: Target, why: Sequence[str]) -> Selection:
     """The default of the first back end that supports the format; none, with the reasons, where no back end does."""
-    from kvgen.lower import backends
+    from kvgen.lower import backend as backends
 
     backend, reasons = backends.first_for(spec, target)
     if backend is None:
@@ -185,7 +185,7 @@ def misfits(entry: Entry) -> list[str]:
 
     Raises KvgenError if a back end cannot be loaded or its search space cannot be read.
     """
-    from kvgen.lower.backends import get_backend
+    from kvgen.lower.backend import get_backend
 
     reasons: list[str] = []
     for name in sorted({launch.backend for launch in entry.every_launch}):
@@ -202,7 +202,7 @@ def misfits(entry: Entry) -> list[str]:
 
 def _absent(entry: Entry) -> list[str]:
     """What has to be installed before the entry's back ends can render its sources anew."""
-    from kvgen.lower.backends import get_backend
+    from kvgen.lower.backend import get_backend
 
     backends = (get_backend(name) for name in sorted({launch.backend for launch in entry.every_launch}))
     return [reason for backend in backends if (reason := backend.missing())]

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, get_args
 from kvgen.arch import Target
 from kvgen.errors import RegistryMiss, ToolchainMissing
 from kvgen.files import is_name, read_json
-from kvgen.lower.base import Source
+from kvgen.lower.backend import Source
 from kvgen.plaindata import Json
 from kvgen.registry import archive
 from kvgen.registry.device import origin
@@ -118,7 +118,7 @@ def _sources(entry: Entry) -> list[Source]:
     """Sources of an entry's launches and of the defaults beside them; of an untuned one, of every schedule of its space."""
     found = [source for code in entry.codes.values() if (source := entry.source(code)) is not None]
     if not entry.timings:
-        from kvgen.lower.backends import backends_for, refusal
+        from kvgen.lower.backend import backends_for, refusal
 
         for backend in backends_for(entry.arch):
             if refusal(backend, entry.spec, entry.arch) is None:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TypeVar
 import tvm_ffi
 
 from kvgen.errors import KvgenError
-from kvgen.lower.functions import FUNCTIONS, MATRIX_FUNCTIONS
+from kvgen.lower.backend import FUNCTIONS, MATRIX_FUNCTIONS
 
 F = TypeVar("F", bound="Functions")
 

@@ -17,7 +17,7 @@ from typing import TypeVar
 from kvgen._machine import cores
 from kvgen.children import Children, run
 from kvgen.errors import HOST_REASONS, CompileError, CompilerCrash, HostError, ToolchainMissing, host_errors
-from kvgen.lower.base import Source
+from kvgen.lower.backend import Source
 from kvgen.toolchain.cache import Artifact, ArtifactCache, KernelResources, Resources
 from kvgen.toolchain.compilers import Compiler, compiler_for, machine
 

@@ -20,7 +20,7 @@ from kvgen._machine import cpuinfo
 from kvgen.arch import GPUS, Target
 from kvgen.digest import digest
 from kvgen.errors import ToolchainMissing
-from kvgen.lower.base import Language, Source
+from kvgen.lower.backend import Language, Source
 
 CUDA_WHEELS = "nvidia-cuda-nvcc nvidia-nvvm nvidia-cuda-crt nvidia-cuda-cccl nvidia-cuda-runtime"
 CXX_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared", "-march=native", "-fno-math-errno", "-fno-trapping-math")

@@ -12,9 +12,8 @@ from typing import Any
 
 from kvgen.arch import Target
 from kvgen.errors import CompileError, CompilerCrash
-from kvgen.lower.base import Backend, Source
+from kvgen.lower.backend import Backend, Source, Sources
 from kvgen.lower.schedule import Schedule
-from kvgen.lower.sources import Sources
 from kvgen.lower.space import SearchSpace
 from kvgen.plaindata import Json
 from kvgen.registry import user_store

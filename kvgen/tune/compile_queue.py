@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from functools import partial
 
+from kvgen.lower.backend import Sources
 from kvgen.lower.schedule import Schedule
-from kvgen.lower.sources import Sources
 from kvgen.toolchain import Artifact, ArtifactCache
 from kvgen.toolchain.compile import CompilePool
 

@@ -14,10 +14,8 @@ from kvgen._resources import templates
 from kvgen.arch import Target
 from kvgen.digest import digest, files_digest
 from kvgen.errors import KvgenError, ToolchainMissing, UnsupportedError
-from kvgen.lower.backends import backends_for, missing_backends, refusal
-from kvgen.lower.base import Backend, Language
+from kvgen.lower.backend import Backend, Language, Sources, backends_for, missing_backends, refusal
 from kvgen.lower.schedule import Schedule, Value
-from kvgen.lower.sources import Sources
 from kvgen.lower.space import SearchSpace
 from kvgen.spec import AnySpec, AnyWorkload
 from kvgen.toolchain import ArtifactCache, compilers

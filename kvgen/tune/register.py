@@ -7,9 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from kvgen.arch import Target
-from kvgen.lower.base import Source
+from kvgen.lower.backend import Source, Sources
 from kvgen.lower.schedule import Schedule
-from kvgen.lower.sources import Sources
 from kvgen.plaindata import Facts
 from kvgen.registry.default import untuned_entry
 from kvgen.registry.device import here

@@ -13,9 +13,8 @@ from filelock import FileLock
 
 from kvgen.arch import Target
 from kvgen.errors import CompileError, CompilerCrash, KvgenError, MeasureError, ToolchainMissing, host_errors
-from kvgen.lower.base import Backend
+from kvgen.lower.backend import Backend, Sources
 from kvgen.lower.schedule import Schedule
-from kvgen.lower.sources import Sources
 from kvgen.measure.measurement import Job
 from kvgen.plaindata import Facts
 from kvgen.registry import stores, user_store

@@ -27,7 +27,7 @@ from statistics import median
 
 from kvgen.arch import Target
 from kvgen.lower import cpu
-from kvgen.lower.base import Source
+from kvgen.lower.backend import Source
 from kvgen.lower.schedule import Schedule
 from kvgen.measure.measurement import Job, Measurement
 from kvgen.measure.worker import Worker

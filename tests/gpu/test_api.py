@@ -10,7 +10,7 @@ import torch
 import kvgen
 from kvgen.api import forget
 from kvgen.integrations import torch_ops
-from kvgen.lower.backends import backends_for
+from kvgen.lower.backend import backends_for
 from kvgen.registry.device import here
 from kvgen.registry.entry import Entry
 from kvgen.registry.store import Store

@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from kvgen.lower.backends import get_backend
+from kvgen.lower.backend import get_backend
 from kvgen.lower.schedule import layout_of
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.module import load

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kvgen.arch import target_of
-from kvgen.lower.backends import get_backend
+from kvgen.lower.backend import get_backend
 from kvgen.lower.matrix import NO_LAYOUT, PAPER_VARIANTS
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.measure.inputs import MatrixInputs

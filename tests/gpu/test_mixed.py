@@ -11,7 +11,7 @@ import torch
 
 import kvgen
 from kvgen.api import forget
-from kvgen.lower.backends import get_backend
+from kvgen.lower.backend import get_backend
 from kvgen.registry.device import here
 from kvgen.registry.entry import Entry
 from kvgen.registry.store import Store

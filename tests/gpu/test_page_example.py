@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvgen.lower.base import Source
+from kvgen.lower.backend import Source
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.module import load
 from kvgen.runtime.variant import Variant

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from kvgen._resources import templates
-from kvgen.lower.base import Source
+from kvgen.lower.backend import Source
 from kvgen.lower.template import reached_headers
 from kvgen.toolchain import build
 from tests.unit.lower_cuda.emulate_plan import CALLS, Planner

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kvgen.arch import Target
-from kvgen.lower.base import Source
+from kvgen.lower.backend import Source
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.lower.space import Parameter, SearchSpace
 from kvgen.measure.device import cold_bytes

@@ -9,7 +9,7 @@ from random import Random
 
 from kvgen.arch import Target, device_type
 from kvgen.format.layout import PackedLayout
-from kvgen.lower.backends import get_backend
+from kvgen.lower.backend import get_backend
 from kvgen.lower.schedule import Params, Schedule, layout_of
 from kvgen.runtime.module import load
 from kvgen.runtime.variant import Variant

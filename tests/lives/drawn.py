@@ -11,7 +11,7 @@ import torch
 
 from kvgen.arch import Target
 from kvgen.errors import SpecError
-from kvgen.lower.backends import get_backend
+from kvgen.lower.backend import get_backend
 from kvgen.lower.cuda.support import BOOST_STEP, MOST_GROUP
 from kvgen.lower.refusals import MAX_Q_ROWS
 from kvgen.lower.schedule import Params, Schedule

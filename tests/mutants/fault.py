@@ -9,8 +9,7 @@ from typing import Any
 
 from benchmarks.gpu_words import schedules_of
 from kvgen.arch import Target
-from kvgen.lower.backends import get_backend
-from kvgen.lower.base import Source
+from kvgen.lower.backend import Source, get_backend
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.spec import AnySpec, AnyWorkload
 

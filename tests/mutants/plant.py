@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from kvgen.errors import CompileError
-from kvgen.lower.base import Source
+from kvgen.lower.backend import Source
 from kvgen.lower.template import reached_headers
 from kvgen.lower.tilelang.isolate import Lowered, request_of
 from kvgen.lower.tilelang.render import source as tilelang_source

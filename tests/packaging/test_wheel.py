@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from kvgen.extras import EXTRAS
-from kvgen.lower.backends import get_backend
+from kvgen.lower.backend import get_backend
 from kvgen.registry import Store
 from kvgen.spec import presets
 from kvgen.toolchain import Artifact, Resources
@@ -58,7 +58,7 @@ print(float((out - exact).norm() / exact.norm()))
 
 LOWER = """
 import json
-from kvgen.lower.backends import get_backend
+from kvgen.lower.backend import get_backend
 from kvgen.registry import packaged_store, user_store
 from kvgen.spec import presets
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvgen.arch import Target
-from kvgen.lower.base import Source
+from kvgen.lower.backend import Source
 from kvgen.lower.schedule import Schedule
 from kvgen.lower.space import SearchSpace
 from kvgen.measure.measurement import Job, Measurement
@@ -65,7 +65,7 @@ class Place:
         def backend(name: str) -> LaterBackend:
             return LaterBackend(name, **changes)  # type: ignore[arg-type]
 
-        self.patch.setattr("kvgen.lower.backends.get_backend", backend)
+        self.patch.setattr("kvgen.lower.backend.get_backend", backend)
         self.patch.setattr(source, "get_backend", backend)
 
     def numbers(self, outcome: Measurement) -> None:

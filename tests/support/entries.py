@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kvgen.lower.backends import get_backend
+from kvgen.lower.backend import get_backend
 from kvgen.registry.entry import Entry
 from kvgen.registry.store import ENTRY, Store, _json, _revision, entry_files
 from kvgen.spec import KernelSpec

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvgen.arch import Target
-from kvgen.lower.base import Source
+from kvgen.lower.backend import Source
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.lower.space import Parameter, SearchSpace
 from kvgen.spec import AnyWorkload, KernelSpec

@@ -11,8 +11,7 @@ from functools import cache
 from benchmarks.gpu_words import schedules_of, spec_of, workload_of
 from kvgen.arch import Target
 from kvgen.format.layout import PackedLayout
-from kvgen.lower.backends import get_backend
-from kvgen.lower.base import Source
+from kvgen.lower.backend import Source, get_backend
 from kvgen.lower.schedule import Schedule, layout_of
 from kvgen.runtime.module import load
 from kvgen.runtime.variant import Variant

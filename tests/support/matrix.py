@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from kvgen.lower.backends import get_backend
+from kvgen.lower.backend import get_backend
 from kvgen.lower.matrix import NO_LAYOUT
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.runtime.matrix import MatrixVariant, load_matrix

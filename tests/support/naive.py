@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from kvgen.format.layout import PackedLayout, packed_layout
-from kvgen.lower.base import FUNCTIONS, Source
+from kvgen.lower.backend import FUNCTIONS, Source
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.runtime.module import load
 from kvgen.runtime.variant import Variant

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvgen.lower.backends import get_backend
+from kvgen.lower.backend import get_backend
 
 
 def needs_tilelang() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvgen.arch import Target
-from kvgen.lower.base import Source
+from kvgen.lower.backend import Source
 from kvgen.lower.constraints import Rule
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.lower.space import Parameter, SearchSpace

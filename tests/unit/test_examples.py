@@ -10,7 +10,7 @@ import pytest
 from kvgen.arch import Target
 from kvgen.errors import UnsupportedError
 from kvgen.format.sizes import must_read
-from kvgen.lower.backends import NAMES, get_backend
+from kvgen.lower.backend import NAMES, get_backend
 from kvgen.lower.schedule import layout_of
 from kvgen.spec import KernelSpec, load_spec, presets
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from kvgen.errors import CompileError
-from kvgen.lower.backends import get_backend
+from kvgen.lower.backend import get_backend
 from kvgen.measure.measurement import Measurement
 from tests.mutants import run as harness
 from tests.mutants.emulator import emulated_case

@@ -23,7 +23,7 @@ from kvgen.arch import GPUS, Target, device_type
 from kvgen.errors import KvgenError, UnsupportedError, host_errors, markdown
 from kvgen.files import read_json
 from kvgen.integrations.hf_kernels.readme import MARK, README
-from kvgen.lower.base import Source
+from kvgen.lower.backend import Source
 from kvgen.plaindata import Json
 from kvgen.registry.default import serving_entry
 from kvgen.registry.entry import Entry

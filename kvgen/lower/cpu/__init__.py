@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvgen.lower.base import Lowering
+from kvgen.lower.backend import Lowering
 from kvgen.lower.cpu.lowering import CpuBackend
 from kvgen.lower.cpu.matrix import CpuMatrix
 from kvgen.spec import KernelSpec, MatrixSpec

@@ -12,7 +12,7 @@ from kvgen.format.layout import BOOST_CHANNELS
 from kvgen.format.sizes import block_multiple, usual_block
 from kvgen.format.window import window_places
 from kvgen.lower import flags
-from kvgen.lower.base import FUNCTIONS, Source
+from kvgen.lower.backend import FUNCTIONS, Source
 from kvgen.lower.schedule import Params, Schedule, layout_of
 from kvgen.lower.space import SearchSpace, spec_facts
 from kvgen.spec import AnyWorkload, KernelSpec, KeySpec, QuantSpec
@@ -31,7 +31,7 @@ EXPANDED_FLOATS = 16384
 
 
 class CpuBackend:
-    """See `kvgen.lower.base.Backend`."""
+    """See `kvgen.lower.backend.Backend`."""
 
     name = "cpu"
     targets: tuple[Target, ...] = ("cpu",)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvgen.lower.base import Lowering
+from kvgen.lower.backend import Lowering
 from kvgen.lower.cuda.backend import CudaBackend
 from kvgen.lower.cuda.matrix import CudaMatrix
 from kvgen.spec import KernelSpec, MatrixSpec

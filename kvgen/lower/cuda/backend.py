@@ -8,7 +8,7 @@ from functools import cache, lru_cache
 from kvgen.arch import GPUS, KB, Target
 from kvgen.errors import UnsupportedError
 from kvgen.format.layout import packed_layout
-from kvgen.lower.base import Source
+from kvgen.lower.backend import Source
 from kvgen.lower.cuda.default import coarse_values, further_launches, plain_launches
 from kvgen.lower.cuda.render import source
 from kvgen.lower.cuda.rows import rows_of_cta, runs

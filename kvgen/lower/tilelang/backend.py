@@ -12,7 +12,7 @@ from typing import Any
 from kvgen.arch import GPUS, Target
 from kvgen.errors import UnsupportedError
 from kvgen.format.layout import packed_layout
-from kvgen.lower.base import Source
+from kvgen.lower.backend import Source
 from kvgen.lower.gpu_facts import gpu_facts, preferred_block, tiling_of
 from kvgen.lower.pack_memory import too_many_scales
 from kvgen.lower.plain import plain_schedule

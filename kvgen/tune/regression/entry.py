@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
-from kvgen.lower.base import Source
+from kvgen.lower.backend import Source
 from kvgen.measure.worker import Worker
 from kvgen.registry.entry import Entry
 from kvgen.registry.modules import tuned_module

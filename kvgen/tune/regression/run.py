@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from kvgen.errors import KvgenError
-from kvgen.lower.base import Source
+from kvgen.lower.backend import Source
 from kvgen.measure.worker import Worker
 from kvgen.registry.entry import Entry
 from kvgen.registry.manifest import MANIFEST

@@ -6,9 +6,7 @@ import re
 from collections.abc import Mapping
 
 from kvgen.errors import KvgenError, ToolchainMissing
-from kvgen.lower.backends import get_backend
-from kvgen.lower.base import Source
-from kvgen.lower.sources import Sources
+from kvgen.lower.backend import Source, Sources, get_backend
 from kvgen.lower.tokens import tokens_digest
 from kvgen.registry.entry import Code, Entry
 from kvgen.registry.select import misfits, stale

@@ -21,7 +21,7 @@ import torch
 import kvgen
 from kvgen.api import fetch, verify
 from kvgen.errors import CheckError, CompileError, SpecError, ToolchainMissing, UnsupportedError
-from kvgen.lower import backends
+from kvgen.lower import backend as backends
 from kvgen.measure.worker import Worker
 from kvgen.registry.select import Selection
 from kvgen.registry.store import Store

@@ -9,7 +9,7 @@ import torch
 
 from kvgen.api import FallbackWarning, get_kernel, get_matrix_kernel
 from kvgen.errors import SpecError
-from kvgen.lower.backends import get_backend
+from kvgen.lower.backend import get_backend
 from kvgen.registry.store import Store
 from kvgen.toolchain import ArtifactCache
 from kvgen.tune.budget import Budget

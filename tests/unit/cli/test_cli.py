@@ -144,7 +144,7 @@ def test_an_error_nobody_foresaw_is_one_line(kvgen: Any, monkeypatch: pytest.Mon
     def broken(name: str) -> None:
         raise AttributeError("oops")
 
-    monkeypatch.setattr("kvgen.lower.backends.get_backend", broken)
+    monkeypatch.setattr("kvgen.lower.backend.get_backend", broken)
     answer = kvgen("space", "tiny.yaml", "--backend", "cpu")
     assert (answer.code, answer.err) == (3, "kvgen: internal error: AttributeError: oops (--debug shows where)\n")
 

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.gpu_words import spec_of, workload_of
 from kvgen.cli import build
-from kvgen.lower.backends import get_backend
+from kvgen.lower.backend import get_backend
 from kvgen.registry import Store
 from kvgen.spec import Workload, dump_spec, load_spec
 from kvgen.spec.timing import Timing

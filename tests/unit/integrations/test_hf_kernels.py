@@ -19,7 +19,7 @@ from kvgen.arch import Target
 from kvgen.errors import CheckError, KvgenError, UnsupportedError
 from kvgen.integrations.hf_kernels import export
 from kvgen.integrations.hf_kernels.export import AVX2, AVX512, Exported, export_kernel
-from kvgen.lower.base import Source
+from kvgen.lower.backend import Source
 from kvgen.runtime.calls import Calls
 from kvgen.toolchain import Artifact, Resources
 from tests.support.specs import kv4_spec

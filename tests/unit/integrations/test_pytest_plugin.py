@@ -31,8 +31,8 @@ def full(source, cache):
 
 
 def pytest_configure(config):
-    import kvgen.lower.backends
-    kvgen.lower.backends.get_backend = source.get_backend = lambda name: LaterBackend(name, **CHANGES)
+    import kvgen.lower.backend
+    kvgen.lower.backend.get_backend = source.get_backend = lambda name: LaterBackend(name, **CHANGES)
     Worker.run = lambda worker, job: Measurement("ok", accuracy={{"relative_l2": 1e-6}})
     entry.cannot_run_here = lambda target: CANNOT
     if DISK_FULL:

@@ -6,8 +6,8 @@ import pytest
 
 from benchmarks.gpu_words import schedules_of, spec_of
 from kvgen.errors import KvgenError, ToolchainMissing
-from kvgen.lower import backends
-from kvgen.lower.backends import get_backend
+from kvgen.lower import backend as backends
+from kvgen.lower.backend import get_backend
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.spec import Workload, presets
 from kvgen.spec.dispatch import MOST_WAVES, Tiling

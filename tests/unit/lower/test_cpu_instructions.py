@@ -11,8 +11,7 @@ import pytest
 
 from kvgen._resources import templates
 from kvgen.lower import flags
-from kvgen.lower.backends import get_backend
-from kvgen.lower.base import Source
+from kvgen.lower.backend import Source, get_backend
 from kvgen.lower.schedule import Params, Schedule, layout_of
 from kvgen.runtime.module import load
 from kvgen.runtime.variant import Variant

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvgen.lower.backends import get_backend
+from kvgen.lower.backend import get_backend
 from kvgen.lower.schedule import Params, Schedule, layout_of
 from kvgen.runtime.module import load
 from kvgen.runtime.variant import Variant

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 
 from kvgen._resources import templates
 from kvgen.errors import CompileError, UnsupportedError
-from kvgen.lower.backends import get_backend
+from kvgen.lower.backend import get_backend
 from kvgen.lower.cpu import lowering
 from kvgen.lower.schedule import Params, Schedule, layout_of
 from kvgen.spec import KernelSpec, load_spec

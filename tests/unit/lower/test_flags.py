@@ -6,7 +6,7 @@ import pytest
 
 from kvgen._resources import generated
 from kvgen.lower import flags
-from kvgen.lower.backends import get_backend
+from kvgen.lower.backend import get_backend
 from kvgen.measure import read_roofline
 from tests.support.tuning import tiny_spec
 

@@ -12,7 +12,7 @@ from random import Random
 
 import pytest
 
-from kvgen.lower.backends import get_backend
+from kvgen.lower.backend import get_backend
 from kvgen.runtime.variant import Variant
 from tests.lives import gpu, pool
 from tests.lives.cases import LEAST, LifeCase, counted, drawn_cases, drawn_cpu_case

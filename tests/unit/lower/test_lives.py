@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kvgen.arch import GPUS
-from kvgen.lower.backends import get_backend
+from kvgen.lower.backend import get_backend
 from kvgen.spec import KernelSpec, load_spec
 from kvgen.verify import matrix as reference
 from tests.lives import cpu, emulated, matrix, tilelang

@@ -14,8 +14,7 @@ import torch
 from kvgen._machine import cores
 from kvgen.bench.int8_kernels import SHAPES
 from kvgen.errors import CheckError, UnsupportedError
-from kvgen.lower.backends import get_backend, refusal
-from kvgen.lower.base import MATRIX_FUNCTIONS
+from kvgen.lower.backend import MATRIX_FUNCTIONS, get_backend, refusal
 from kvgen.lower.matrix import NO_LAYOUT, PAPER_VARIANTS
 from kvgen.lower.schedule import Params, Schedule, layout_id
 from kvgen.spec import MatrixShape, load_any_spec

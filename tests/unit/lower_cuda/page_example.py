@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from kvgen.lower.base import Source
+from kvgen.lower.backend import Source
 from kvgen.lower.template import reached_headers
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "kernels.md"

@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 import torch
 
 from benchmarks.gpu_words import spec_of, workload_of
-from kvgen.lower.backends import get_backend
+from kvgen.lower.backend import get_backend
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.spec import KernelSpec
 from kvgen.verify.cache import ReferenceCache

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.gpu_words import schedule_word, spec_of, workload_of
 from kvgen.arch import GPUS, Target
-from kvgen.lower.backends import get_backend
+from kvgen.lower.backend import get_backend
 from kvgen.spec import KernelSpec, load_spec, presets
 
 CUDA = get_backend("cuda")

@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 import torch
 
-from kvgen.lower.backends import get_backend
+from kvgen.lower.backend import get_backend
 from kvgen.lower.matrix import NO_LAYOUT, PAPER_VARIANTS
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.toolchain import build

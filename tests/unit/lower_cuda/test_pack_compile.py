@@ -13,7 +13,7 @@ import pytest
 
 from kvgen._resources import templates
 from kvgen.arch import GPUS
-from kvgen.lower.base import Source
+from kvgen.lower.backend import Source
 from kvgen.lower.template import reached_headers
 from kvgen.toolchain import build
 from kvgen.toolchain.cache import ArtifactCache

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks.gpu_words import spec_of, workload_of
-from kvgen.lower.base import Source
+from kvgen.lower.backend import Source
 from kvgen.verify.cache import ReferenceCache
 from kvgen.verify.data import normal
 from kvgen.verify.tolerance import relative_l2, tolerance

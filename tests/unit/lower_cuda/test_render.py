@@ -11,8 +11,7 @@ import pytest
 from benchmarks.gpu_words import schedules_of, spec_of, workload_of
 from kvgen.arch import Target
 from kvgen.errors import UnsupportedError
-from kvgen.lower.backends import get_backend
-from kvgen.lower.base import Source
+from kvgen.lower.backend import Source, get_backend
 from kvgen.lower.schedule import Params, Schedule
 
 GOLDEN = Path(__file__).parent / "golden"

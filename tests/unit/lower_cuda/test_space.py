@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.gpu_words import schedules_of, spec_of, workload_of
 from kvgen.arch import CTA_RESERVED, GPUS, Target
-from kvgen.lower.backends import get_backend
+from kvgen.lower.backend import get_backend
 from kvgen.lower.cuda.shared import shared_memory
 from kvgen.lower.schedule import Schedule, layout_of
 from kvgen.lower.space import SearchSpace

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvgen.errors import UnsupportedError
-from kvgen.lower.backends import get_backend
+from kvgen.lower.backend import get_backend
 from kvgen.lower.cuda.rows import q_tiles
 from kvgen.lower.cuda.support import REFUSALS
 from kvgen.lower.refusals import GPU_REFUSALS, first_refusal

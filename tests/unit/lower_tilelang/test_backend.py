@@ -13,7 +13,7 @@ import pytest
 from benchmarks.gpu_words import schedule_word, schedules_of, spec_of, workload_of
 from kvgen.arch import GPUS, Target
 from kvgen.errors import CompileError, ToolchainMissing, UnsupportedError
-from kvgen.lower.backends import get_backend, refusal
+from kvgen.lower.backend import get_backend, refusal
 from kvgen.lower.refusals import first_refusal
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.lower.tilelang import isolate, support

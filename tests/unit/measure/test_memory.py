@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvgen.lower.base import FUNCTIONS
+from kvgen.lower.backend import FUNCTIONS
 from kvgen.measure.memory import Allowance, data_bytes, resident_bytes, stack_bytes
 from kvgen.runtime.module import load
 from tests.support.naive import naive_artifact

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvgen import _resources
-from kvgen.lower.base import Source
+from kvgen.lower.backend import Source
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.registry.entry import Entry
 from kvgen.registry.store import Store

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.gpu_words import schedule_word, schedules_of, spec_of, workload_of
 from kvgen.cli.output import launch_rows as rows
 from kvgen.errors import KvgenError
-from kvgen.lower.backends import get_backend
+from kvgen.lower.backend import get_backend
 from kvgen.registry.default import serving_entry
 from kvgen.registry.entry import Entry
 from kvgen.registry.select import Selection

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvgen.lower.base import Source
+from kvgen.lower.backend import Source
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.registry.entry import Code, Damaged, Entry
 from kvgen.registry.paths import locate, portable

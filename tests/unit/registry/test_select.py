@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kvgen.errors import ToolchainMissing
-from kvgen.lower import backends
+from kvgen.lower import backend as backends
 from kvgen.lower.constraints import Rule
 from kvgen.lower.schedule import Params
 from kvgen.lower.space import Parameter, SearchSpace

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvgen._resources import generated
-from kvgen.lower.backends import get_backend
+from kvgen.lower.backend import get_backend
 from kvgen.lower.tokens import tokens_digest
 from kvgen.registry import packaged_store
 from kvgen.registry.manifest import manifest_problems

@@ -68,7 +68,7 @@ def test_modules_of_another_machine_are_left_out(here: Machine, there: Machine, 
 def test_an_untuned_entry_brings_every_compiled_schedule_and_never_replaces_a_tuned_one(
     here: Machine, there: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    from kvgen.lower import backends
+    from kvgen.lower import backend as backends
 
     monkeypatch.setattr(backends, "backends_for", lambda target: [FakeBackend()])
     report = compile_space(tiny_spec(), "cpu", backends=[FakeBackend()], store=here.store, cache=here.cache)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from kvgen import _resources
-from kvgen.lower.base import Source
+from kvgen.lower.backend import Source
 from kvgen.runtime.module import load_library
 from kvgen.toolchain import ArtifactCache, build
 from tests.support.naive import naive_artifact

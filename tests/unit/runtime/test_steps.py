@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from kvgen.errors import CacheMismatch
-from kvgen.lower.backends import get_backend
+from kvgen.lower.backend import get_backend
 from kvgen.lower.schedule import layout_of
 from kvgen.runtime.kvcache import KVCache, row_of
 from kvgen.runtime.module import load

@@ -149,7 +149,7 @@ def test_block_tables_are_checked(module: Module, variant: Variant) -> None:
 
 
 def test_a_library_without_the_functions_is_no_module(tmp_path: Path) -> None:
-    from kvgen.lower.base import Source
+    from kvgen.lower.backend import Source
     from kvgen.toolchain import ArtifactCache, build
 
     artifact = build(Source("int nothing;\n", "c++", "cpu"), ArtifactCache(tmp_path))

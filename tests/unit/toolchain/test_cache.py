@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from kvgen.errors import HostError, KvgenError
-from kvgen.lower.base import Source
+from kvgen.lower.backend import Source
 from kvgen.toolchain import build
 from kvgen.toolchain import cache as cache_module
 from kvgen.toolchain.cache import ArtifactCache, Resources
@@ -22,7 +22,7 @@ RESOURCES = Resources("g++ 12.2.0", 1.5)
 BUILD = """
 import sys
 from pathlib import Path
-from kvgen.lower.base import Source
+from kvgen.lower.backend import Source
 from kvgen.toolchain import ArtifactCache, build
 print(build(Source(sys.argv[2], "c++", "cpu"), ArtifactCache(Path(sys.argv[1]))).path)
 """

@@ -8,7 +8,7 @@ import pytest
 
 from kvgen.arch import GPUS
 from kvgen.errors import CompileError, CompilerCrash, HostError, ToolchainMissing
-from kvgen.lower.base import Source
+from kvgen.lower.backend import Source
 from kvgen.toolchain import ArtifactCache, KernelResources, build
 from kvgen.toolchain import compile as compiling
 from kvgen.toolchain.compile import build_many, parse_ptxas, run_compiler

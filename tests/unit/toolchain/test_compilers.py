@@ -8,7 +8,7 @@ import pytest
 
 from kvgen.arch import Target
 from kvgen.errors import ToolchainMissing
-from kvgen.lower.base import Source
+from kvgen.lower.backend import Source
 from kvgen.toolchain import compilers
 from kvgen.toolchain.compilers import Compiler, find_gxx, find_nvcc
 

@@ -6,9 +6,8 @@ from threading import Event
 
 import pytest
 
-from kvgen.lower.base import Source
+from kvgen.lower.backend import Source, Sources
 from kvgen.lower.schedule import Params, Schedule
-from kvgen.lower.sources import Sources
 from kvgen.toolchain import Artifact, ArtifactCache, Resources
 from kvgen.tune.compile_queue import CompileQueue
 from tests.support.tuning import FakeBackend, tiny_spec

@@ -14,7 +14,7 @@ import pytest
 from filelock import FileLock
 
 from kvgen.errors import MeasureError
-from kvgen.lower.base import Source
+from kvgen.lower.backend import Source
 from kvgen.measure.measurement import Job, Measurement
 from kvgen.registry import Store
 from kvgen.spec import Workload

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvgen.errors import CompilerCrash, HostError, KvgenError
-from kvgen.lower.base import Source
+from kvgen.lower.backend import Source
 from kvgen.registry import Store
 from kvgen.toolchain import Artifact, ArtifactCache, build
 from kvgen.tune import trial_store

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvgen.arch import Target
-from kvgen.lower.base import Source
+from kvgen.lower.backend import Source
 from kvgen.lower.schedule import Schedule
 from kvgen.registry import Store
 from kvgen.spec import KernelSpec

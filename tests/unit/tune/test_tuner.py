@@ -10,7 +10,7 @@ import pytest
 
 from kvgen.arch import Target
 from kvgen.errors import CompileError, CompilerCrash, MeasureError, UnsupportedError
-from kvgen.lower.base import Source
+from kvgen.lower.backend import Source
 from kvgen.lower.constraints import Rule
 from kvgen.lower.schedule import Schedule
 from kvgen.lower.space import SearchSpace

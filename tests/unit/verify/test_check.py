@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kvgen.errors import CheckError
-from kvgen.lower.base import FUNCTIONS
+from kvgen.lower.backend import FUNCTIONS
 from kvgen.runtime.variant import Variant
 from kvgen.spec import Workload
 from kvgen.verify import CheckPolicy

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kvgen.errors import CompileError, CompilerCrash, HostError, MeasureError, ToolchainMissing
-from kvgen.lower.base import Source
+from kvgen.lower.backend import Source
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.measure.measurement import Measurement
 from kvgen.measure.worker import Worker
@@ -140,7 +140,7 @@ def test_a_back_end_whose_library_is_missing_is_no_regression(place: Place):
     def missing(name: str) -> None:
         raise ToolchainMissing("the tilelang back end cannot be loaded")
 
-    place.patch.setattr("kvgen.lower.backends.get_backend", missing)
+    place.patch.setattr("kvgen.lower.backend.get_backend", missing)
     assert (place.check().verdict, place.check().environment) == ("unable", True)
 
 

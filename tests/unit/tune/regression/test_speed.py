@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvgen.lower.base import Source
+from kvgen.lower.backend import Source
 from kvgen.measure.measurement import Job, Measurement
 from kvgen.registry.entry import Entry
 from kvgen.toolchain import Artifact, ArtifactCache, build

@@ -1,0 +1,239 @@
+"""Back ends: the protocol that they follow, the source that lowering returns, and the choice of one by name, target or spec."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+
+from kvgen.arch import Target
+from kvgen.digest import digest, files_digest
+from kvgen.errors import KvgenError, ToolchainMissing, UnsupportedError
+from kvgen.lower.schedule import Schedule
+from kvgen.lower.tokens import headers_digest, tokens_digest
+from kvgen.spec import AnySpec, AnyWorkload, KernelSpec, MatrixSpec
+from kvgen.spec.dispatch import Tiling
+
+if TYPE_CHECKING:  # fetching a kernel searches nothing
+    from kvgen.lower.space import SearchSpace
+
+Language = Literal["c++", "cuda"]
+NAMES = ("cuda", "tilelang", "cpu")
+"""Packages of `kvgen.lower`, in order of preference; each is imported only when asked for."""
+FUNCTIONS = ("advance", "attend", "crop", "decode", "pack", "plan", "plan_size", "split_tokens", "unpack", "workspace_bytes")
+"""What a compiled module exports and the runtime calls; `docs/abi.md` lists their arguments."""
+MATRIX_FUNCTIONS = ("dequantize", "quantize", "scales")
+"""Functions of a module of operations on a matrix."""
+
+S = TypeVar("S", contravariant=True)
+
+
+def functions_of(spec: AnySpec) -> tuple[str, ...]:
+    """Functions that a module of a spec's operation exports."""
+    return MATRIX_FUNCTIONS if isinstance(spec, MatrixSpec) else FUNCTIONS
+
+
+@dataclass(frozen=True)
+class Source:
+    """Rendered source of one variant, ready for a compiler."""
+
+    text: str
+    language: Language
+    target: Target
+    include: tuple[Path, ...] = ()
+    """Include folders of kvgen's own headers; their contents are part of the identity."""
+    flags: tuple[str, ...] = ()
+    """Flags that this variant needs beyond the toolchain's own."""
+    headers: tuple[Path, ...] = field(default=(), repr=False)
+    """The headers that `text` reaches."""
+    functions: tuple[str, ...] = field(default=(), repr=False, compare=False)
+    """Functions that the compiled module must export; not part of the identity, because `text` decides them."""
+
+    @property
+    def id(self) -> str:
+        """Digest of text, headers, language, target and flags, byte for byte: the key of compiled modules."""
+        return digest([self.text, files_digest(self.headers), self.language, self.target, list(self.flags)])
+
+    @property
+    def fingerprint(self) -> str:
+        """Digests of what a compiler sees: of the text's tokens, language, target and flags, and of the headers' tokens."""
+        text = digest([tokens_digest(self.text), self.language, self.target, list(self.flags)])
+        return f"{text}-{headers_digest(self.headers)}"
+
+
+class Lowering(Protocol[S]):
+    """A way to lower specs of one kind. Answers depend on the arguments and the installation alone; none compiles or runs a kernel.
+
+    Only `lower` may take long: TileLang lowers in a process of its own, and keeps what it made in the user's cache.
+    """
+
+    name: str
+    targets: tuple[Target, ...]
+
+    def missing(self) -> str | None:
+        """What has to be installed before this back end can lower anything, in one clause; None if all is here."""
+        return None
+
+    def unsupported(self, spec: S, target: Target) -> str | None:
+        """Why this back end cannot lower the spec for the target, whatever is installed, in one clause; None if it can."""
+        ...
+
+    def space(self, spec: S, target: Target) -> SearchSpace:
+        """Parameters, their values for this spec and target, and constraints with reasons. Raises UnsupportedError."""
+        ...
+
+    def defaults(self, spec: S, target: Target) -> tuple[Schedule, ...]:
+        """At most four schedules of one layout that together are near the best for every call, with nothing measured. The first, the
+        plain one, suits every workload of the spec. Raises UnsupportedError where none does.
+        """
+        ...
+
+    def default(self, spec: S, target: Target, work: AnyWorkload | None = None) -> Schedule:
+        """Of the `defaults` that the space allows for a workload, the spec's first if none is given, the one of the least modelled time."""
+        del work
+        return self.defaults(spec, target)[0]
+
+    def lower(self, spec: S, schedule: Schedule, target: Target) -> Source:
+        """Source of the variant. Raises UnsupportedError by name and reason."""
+        ...
+
+    def tiling(self, spec: S, schedule: Schedule, target: Target) -> Tiling | None:
+        """How a schedule divides calls among the CTAs of the usual GPU of the target; None for an operation on a matrix."""
+        ...
+
+    def require(self, spec: S, target: Target) -> None:
+        """Raises UnsupportedError where the spec is unsupported."""
+        if reason := self.unsupported(spec, target):
+            raise UnsupportedError(self.name, reason)
+
+    def require_schedule(self, spec: S, schedule: Schedule, target: Target) -> None:
+        """Raises UnsupportedError where the spec is unsupported, or the schedule violates a constraint."""
+        if problems := self.space(spec, target).check(schedule):
+            raise UnsupportedError(self.name, f"schedule {schedule}: {'; '.join(problems)}")
+
+
+class Backend:
+    """The lowerings of one back end: each question goes to that of the spec's operation, see `Lowering`."""
+
+    def __init__(self, attention: Lowering[KernelSpec], matrix: Lowering[MatrixSpec] | None) -> None:
+        """`matrix` is None for a back end that has no operation on a matrix."""
+        self.name, self.targets = attention.name, attention.targets
+        self.attention, self.matrix = attention, matrix
+
+    def missing(self) -> str | None:
+        """See `Lowering`."""
+        return self.attention.missing()
+
+    def unsupported(self, spec: AnySpec, target: Target) -> str | None:
+        """See `Lowering`."""
+        if isinstance(spec, MatrixSpec) and self.matrix is None:
+            return f"it has no kernels for the operation {spec.operation}"
+        return self._of(spec).unsupported(spec, target)
+
+    def space(self, spec: AnySpec, target: Target) -> SearchSpace:
+        """See `Lowering`."""
+        return self._of(spec).space(spec, target)
+
+    def default(self, spec: AnySpec, target: Target, work: AnyWorkload | None = None) -> Schedule:
+        """See `Lowering`."""
+        return self._of(spec).default(spec, target, work)
+
+    def defaults(self, spec: AnySpec, target: Target) -> tuple[Schedule, ...]:
+        """See `Lowering`."""
+        return self._of(spec).defaults(spec, target)
+
+    def lower(self, spec: AnySpec, schedule: Schedule, target: Target) -> Source:
+        """See `Lowering`."""
+        return self._of(spec).lower(spec, schedule, target)
+
+    def tiling(self, spec: AnySpec, schedule: Schedule, target: Target) -> Tiling | None:
+        """See `Lowering`."""
+        return self._of(spec).tiling(spec, schedule, target)
+
+    def _of(self, spec: AnySpec) -> Lowering[Any]:
+        if not isinstance(spec, MatrixSpec):
+            return self.attention
+        if self.matrix is None:
+            raise UnsupportedError(self.name, f"it has no kernels for the operation {spec.operation}")
+        return self.matrix
+
+
+class Sources:
+    """Sources of the schedules of one spec; `backends` by name. What compiles a schedule, names its measurements and registers it reads the
+    same text: each schedule is lowered once, which may take seconds.
+    """
+
+    def __init__(self, spec: AnySpec, target: Target, backends: Mapping[str, Backend]) -> None:
+        self.spec, self.target, self.backends = spec, target, backends
+        self._sources: dict[str, Source] = {}
+
+    def of(self, schedule: Schedule) -> Source:
+        """The source of a schedule. Raises as `Backend.lower` does, and tries again at the next call then."""
+        source = self._sources.get(schedule.id)
+        if source is None:
+            source = self._sources[schedule.id] = self.backends[schedule.backend].lower(self.spec, schedule, self.target)
+        return source
+
+
+def get_backend(name: str) -> Backend:
+    """The back end called `name`.
+
+    Raises KvgenError for an unknown name and ToolchainMissing if a library that the back end needs is not installed.
+    """
+    if name not in NAMES:
+        raise KvgenError(f"there is no back end {name!r}: choose from {', '.join(NAMES)}")
+    try:
+        package = importlib.import_module(f"kvgen.lower.{name}")
+    except ImportError as error:
+        raise ToolchainMissing(f"the {name} back end cannot be loaded: {error}") from error
+    return Backend(package.backend(), package.matrix())
+
+
+def backends_for(target: Target) -> list[Backend]:
+    """The back ends that lower for a target and can be loaded here, in order of preference."""
+    return [backend for backend, _ in map(_try, NAMES) if backend is not None and target in backend.targets]
+
+
+def refusal(backend: Backend, spec: AnySpec, target: Target) -> str | None:
+    """Why a back end gives no kernel for a spec here; None if it does.
+
+    The reason is its targets, a feature, what is not installed, or that no schedule suits every workload.
+    """
+    if target not in backend.targets:
+        return f"it does not target {target}"
+    reason = backend.unsupported(spec, target) or backend.missing()
+    if reason is None:
+        try:
+            backend.defaults(spec, target)
+        except UnsupportedError as error:
+            return error.reason
+    return reason
+
+
+def first_for(spec: AnySpec, target: Target) -> tuple[Backend | None, list[str]]:
+    """The first back end that gives a kernel for a spec here, None where none does, and why those for the target before it give none."""
+    reasons: list[str] = []
+    for name in NAMES:
+        backend, missing = _try(name)
+        if backend is None:
+            reasons.append(str(missing))
+        elif target in backend.targets:  # others say nothing of the spec
+            reason = refusal(backend, spec, target)
+            if reason is None:
+                return backend, reasons
+            reasons.append(f"{name}: {reason}")
+    return None, reasons
+
+
+def missing_backends() -> dict[str, str]:
+    """Back ends that cannot be loaded here, each with the reason."""
+    return {name: reason for name in NAMES if (reason := _try(name)[1]) is not None}
+
+
+def _try(name: str) -> tuple[Backend | None, str | None]:
+    try:
+        return get_backend(name), None
+    except ToolchainMissing as error:
+        return None, str(error)
