@@ -141,6 +141,7 @@ def examine() -> dict[str, Any]:
     from kvgen import __version__
     from kvgen._nvml import gpu_capability
     from kvgen.arch import GPUS
+    from kvgen.errors import KvgenError
     from kvgen.extras import EXTRAS
     from kvgen.integrations.usable import INTEGRATIONS
     from kvgen.lower.backend import NAMES
@@ -159,7 +160,12 @@ def examine() -> dict[str, Any]:
         **{f"kvgen[{extra}]": partial(_packages, extra, packages) for extra, packages in EXTRAS.items()},
         **{f"integration {name}": ask for name, ask in INTEGRATIONS.items()},
     }
-    checks = [_check(name, ask) for name, ask in asked.items()]
+    checks = []
+    for name, ask in asked.items():
+        try:
+            checks.append({"name": name, "ok": True, "detail": ask()})
+        except KvgenError as error:  # noqa: PERF203 - the others are asked
+            checks.append({"name": name, "ok": False, "detail": str(error)})
     good = {check["name"] for check in checks if check["ok"]}
     targets = ["cpu"] if {"g++", "back end cpu"} <= good else []
     if "nvcc" in good and {"back end cuda", "back end tilelang"} & good:
@@ -169,15 +175,6 @@ def examine() -> dict[str, Any]:
         unwritable = _unwritable(store.root) if store.name == user_store().name else ""
         places[f"{store.name} registry"] = f"{store.root} ({_entries(store)}){unwritable}"
     return {"kvgen": __version__, "checks": checks, "places": places, "targets": targets, "gpu_capability": gpu_capability()}
-
-
-def _check(name: str, ask: Callable[[], str]) -> dict[str, Any]:
-    from kvgen.errors import KvgenError
-
-    try:
-        return {"name": name, "ok": True, "detail": ask()}
-    except KvgenError as error:
-        return {"name": name, "ok": False, "detail": str(error)}
 
 
 def _gpu() -> str:

@@ -21,7 +21,6 @@ from kvgen.cli.options import parse_bytes, parse_seconds, parse_shape, parse_wor
 from kvgen.registry.store import Store
 from tests.support.commands import TINY
 from tests.support.entries import put_changed, tuned
-from tests.support.tilelang import needs_tilelang
 from tests.support.tuning import FakeBackend
 
 COMMANDS = (
@@ -45,13 +44,12 @@ def test_help_loads_nothing_heavy(option: str, said: tuple[str, ...]):
     assert all(word in printed for word in said)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_says_how_it_is_called(kvgen: Any, command: str):
-    answer = kvgen(command, "--help")
-    usage = next(line for line in answer.out.splitlines() if "Usage:" in line)
-    assert answer.code == 0
-    assert f"kvgen {command} " in usage
-    assert not any(doubled in usage for doubled in ("[[", "......", "...}"))  # typer marks what is optional and what may be repeated
+def test_every_command_says_how_it_is_called(kvgen: Any):
+    for command in COMMANDS:
+        answer = kvgen(command, "--help")
+        usage = next(line for line in answer.out.splitlines() if "Usage:" in line)
+        assert (answer.code, f"kvgen {command} " in usage) == (0, True)
+        assert not any(doubled in usage for doubled in ("[[", "......", "...}"))  # typer marks what is optional and what may be repeated
 
 
 def test_a_shell_completes_commands() -> None:
@@ -184,19 +182,6 @@ def test_space_counts_and_explains(kvgen: Any):
     assert set(space["launches"]) == set(space["defaults"]) == {"1x256"}
     shown = kvgen("space", "tiny.yaml", "--backend", "cpu", "--explain").out
     assert all(part in shown for part in ("cannot be built", "can be built, not searched", "default at 1x256: block="))
-
-
-def test_a_back_end_that_cannot_take_a_spec_leaves_it_to_the_others_and_all_reasons_are_told(kvgen: Any, tmp_path: Path):
-    needs_tilelang()
-    gpu, both = TINY.replace("float32", "float16"), ("--arch", "sm90", "--backend", "cuda", "--backend", "tilelang")
-    (tmp_path / "odd.yaml").write_text(gpu.replace("head_dim: 32", "head_dim: 80").replace("group: 32", "group: 80"))
-    told = kvgen("space", "odd.yaml", *both, "--json").json()
-    assert [space["backend"] for space in told["spaces"]] == ["cuda"]
-    assert len(told["refused"]) == 1
-    (tmp_path / "wide.yaml").write_text(gpu.replace("head_dim: 32", "head_dim: 128").replace("batch: 1,", "batch: 4096,"))
-    answer = kvgen("space", "wide.yaml", *both)
-    assert answer.code != 0
-    assert all(f"the {backend} back end does not support this spec" in answer.err for backend in ("cuda", "tilelang"))
 
 
 def test_doctor_tells_compilers_back_ends_extras_and_places(kvgen: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
