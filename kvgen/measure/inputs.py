@@ -13,7 +13,7 @@ from kvgen.format.sizes import must_read, timed_lengths
 from kvgen.format.window import window_places
 from kvgen.lower.matrix import ELEMENT_BYTES
 from kvgen.measure.device import cold_bytes
-from kvgen.measure.measurement import TimingPolicy
+from kvgen.measure.measurement import Load, TimingPolicy
 from kvgen.measure.timer import timer_for
 from kvgen.runtime.matrix import MatrixVariant
 from kvgen.runtime.variant import Variant
@@ -53,6 +53,7 @@ class WorkloadInputs(WorkloadCaches):
         self.nbytes = must_read(variant.spec, variant.layout, self.lengths)
         cold = cold_bytes(torch.device(device).type) if cold is None else cold
         copies = max(1, min(MOST_COPIES, -(-cold // self.nbytes)))
+        self.load = workload.load
         self._require_room(variant, workload, copies, torch.device(device))
         super().__init__(variant, workload, device, self.lengths, copies)
         self._outs = [torch.empty_like(self.q) for _ in range(copies)]
@@ -64,7 +65,7 @@ class WorkloadInputs(WorkloadCaches):
 
     def time(self, variant: Variant, policy: TimingPolicy) -> tuple[float, ...]:
         """Samples in µs per call of `policy.call`, under the workload's load. Raises MeasureError, and CacheMismatch for another layout."""
-        policy = policy.under(self.workload.load)
+        policy = policy.under(self.load)
         if variant.module.set_threads is not None and policy.threads is not None:
             variant.module.set_threads(policy.threads)
         indices = range(len(self.caches))
@@ -129,6 +130,7 @@ class MatrixInputs:
 
     def __init__(self, variant: MatrixVariant, shape: MatrixShape, device: torch.device | str, cold: int | None = None) -> None:
         self.shape, self.device = shape, torch.device(device)
+        self.load: Load = "rested"
         self.nbytes = call_bytes(variant.spec, shape, variant.spec.operation)
         cold = cold_bytes(self.device.type) if cold is None else cold
         count = max(1, min(MOST_COPIES, -(-cold // self.nbytes)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -52,7 +52,7 @@ def perform(job: Job, stage: Stage, memory_bytes: int | None = None) -> Measurem
     found = Measurement("ok", accuracy=accuracy)
     try:
         stage("load")
-        candidate = load_candidate(job, memory_bytes)
+        candidate = Candidate(job, memory_bytes)
         if job.check is not None and not job.check.workloads_only:
             for check in candidate.checks(job.check, accuracy):
                 verify(check)
@@ -86,7 +86,7 @@ def perform_interleaved(
     With `seconds`, each workload gets an equal part of the time that is left, and as many rounds as fit, but at least LEAST_ROUNDS.
     """
     until = None if seconds is None else time.monotonic() + seconds
-    candidates: dict[int, _Candidate] = {}
+    candidates: dict[int, Candidate] = {}
     found = [Measurement("ok") for _ in jobs]
     reads: list[list[float]] = [[] for _ in jobs]
     workloads = list(dict.fromkeys(job.workload for job in jobs))
@@ -100,7 +100,7 @@ def perform_interleaved(
                 policy = job.timing or TimingPolicy()
                 stage(f"time {index}")
                 try:
-                    candidate = candidates.get(index) or candidates.setdefault(index, load_candidate(job, memory_bytes))
+                    candidate = candidates.get(index) or candidates.setdefault(index, Candidate(job, memory_bytes))
                     inputs = shared.get(candidate.shared_by) or shared.setdefault(candidate.shared_by, _kept_inputs(candidate, job))
                     samples, power = candidate.time(inputs, policy)
                     if policy.read:
@@ -126,102 +126,64 @@ def rounds_within(most: int, until: float | None, parts: int) -> Iterator[int]:
         yield number
 
 
-def load_candidate(job: Job, memory_bytes: int | None = None) -> _Candidate:
-    """Load the module of a candidate that is not trusted yet. Raises KvgenError where it cannot be loaded or lacks a function."""
-    allowance = Allowance(memory_bytes)
-    if isinstance(job.spec, MatrixSpec):
-        with allowance:
-            matrix = load_as(job.artifact, MatrixModule)
-        return MatrixCandidate(job, allowance, MatrixVariant(job.spec, allowance.guard(matrix)), MatrixVariant(job.spec, matrix))
-    layout = layout_of(job.spec, job.schedule.layout)
-    with allowance:
-        module = load(job.artifact)
-    return AttentionCandidate(job, allowance, Variant(job.spec, layout, allowance.guard(module)), Variant(job.spec, layout, module))
+class Candidate:
+    """The module of a job, which is not trusted yet. Loading it raises KvgenError where it cannot be loaded or lacks a function."""
 
-
-@dataclass(frozen=True)
-class AttentionCandidate:
-    """One module as two variants of one layout, which may share caches."""
-
-    job: Job
-    allowance: Allowance
-    variant: Variant
-    """For verification and to fill caches: the memory of every call counts as the candidate's, that between calls as kvgen's."""
-    bare: Variant
-    """For timing, inside `with allowance:`: single calls are not counted, and so not slowed down."""
-
-    @property
-    def shared_by(self) -> Hashable:
+    def __init__(self, job: Job, memory_bytes: int | None = None) -> None:
+        self.job, self._allowance, spec = job, Allowance(memory_bytes), job.spec
+        with self._allowance:
+            module: Any = load_as(job.artifact, MatrixModule) if isinstance(spec, MatrixSpec) else load(job.artifact)
+        guarded = self._allowance.guard(module)
+        self.shared_by: Hashable = spec.format_id
         """Candidates for which this is equal share inputs."""
-        return self.variant.spec.format_id, self.variant.layout.id
+        self._variant: Any
+        self._bare: Any
+        if isinstance(spec, MatrixSpec):
+            self._variant, self._bare = (MatrixVariant(spec, one) for one in (guarded, module))
+        else:
+            layout = layout_of(spec, job.schedule.layout)
+            self._variant, self._bare = (Variant(spec, layout, one) for one in (guarded, module))
+            self.shared_by = spec.format_id, layout.id
+        # The guarded variant is for verification and to fill caches: the memory of every call counts as the candidate's, that between calls
+        # as kvgen's. The bare one is for timing, inside `with allowance:`: single calls are not counted, and so not slowed down.
 
     def checks(self, policy: CheckPolicy, accuracy: dict[str, float]) -> list[Check]:
         """The checks that do not depend on a workload; the largest errors go to `accuracy`."""
-        return checks_of(self.variant, self.job.device, policy, self._comparison(accuracy))
+        if isinstance(self._variant, MatrixVariant):
+            return [MatrixCheck(self._variant, self.job.device, policy, accuracy)]
+        return checks_of(self._variant, self.job.device, policy, self._comparison(accuracy))
 
-    def inputs(self, workload: Any, cold: int | None) -> WorkloadInputs:
-        """Caches of a workload, in as many copies as exceed `cold` bytes."""
-        return WorkloadInputs(self.variant, workload, self.job.device, cold)
+    def inputs(self, cold: int | None) -> WorkloadInputs | MatrixInputs:
+        """Inputs of the job's workload, in as many copies as exceed `cold` bytes."""
+        workload: Any = self.job.workload
+        if isinstance(self._variant, MatrixVariant):
+            return MatrixInputs(self._variant, workload, self.job.device, cold)
+        return WorkloadInputs(self._variant, workload, self.job.device, cold)
 
-    def check_at(self, inputs: WorkloadInputs, accuracy: dict[str, float]) -> Check:
-        """The check on the caches that are timed."""
-        return WorkloadCheck(self.variant, inputs, self.job.check, self._comparison(accuracy))
+    def check_at(self, inputs: Any, accuracy: dict[str, float]) -> Check:
+        """The check on the inputs that are timed."""
+        if isinstance(self._variant, MatrixVariant):
+            return MatrixWorkloadCheck(self._variant, inputs.shape.key, inputs.matrices[0], inputs.codes[0], inputs.outs[0], accuracy)
+        return WorkloadCheck(self._variant, inputs, self.job.check, self._comparison(accuracy))
 
-    def time(self, inputs: WorkloadInputs, policy: TimingPolicy) -> tuple[tuple[float, ...], Power]:
+    def time(self, inputs: Any, policy: TimingPolicy) -> tuple[tuple[float, ...], Power]:
         """Samples in µs per call; power and clock under a sustained load of a GPU."""
-        sustained = self.job.device == "cuda" and policy.under(inputs.workload.load).sustained_seconds
-        with self.allowance, metered() if sustained else nullcontext(Power()) as power:
-            samples = inputs.time(self.bare, policy)
+        sustained = self.job.device == "cuda" and policy.under(inputs.load).sustained_seconds
+        with self._allowance, metered() if sustained else nullcontext(Power()) as power:
+            samples = inputs.time(self._bare, policy)
         return samples, power
 
-    def read_us(self, inputs: WorkloadInputs, policy: TimingPolicy) -> float:
-        """µs of what no call over the inputs can be faster than: a pure read of as many bytes, under the workload's load."""
-        return median(read_roofline(self.job.target).samples(inputs.nbytes, policy.under(inputs.workload.load)))
+    def read_us(self, inputs: Any, policy: TimingPolicy) -> float:
+        """µs of what no call over the inputs can be faster than, under the workload's load: a pure read of as many bytes, or a copy."""
+        roofline = read_roofline(self.job.target)
+        take = roofline.copies if isinstance(self._variant, MatrixVariant) else roofline.samples
+        return median(take(inputs.nbytes, policy.under(inputs.load)))
 
     def _comparison(self, accuracy: dict[str, float]) -> Comparison:
-        return Comparison(self.variant.spec, torch.device(self.job.device), accuracy, exact=self.job.schedule.exact)
+        return Comparison(self._variant.spec, torch.device(self.job.device), accuracy, exact=self.job.schedule.exact)
 
 
-@dataclass(frozen=True)
-class MatrixCandidate:
-    """One module of an operation on a matrix; see `AttentionCandidate`."""
-
-    job: Job
-    allowance: Allowance
-    variant: MatrixVariant
-    bare: MatrixVariant
-
-    @property
-    def shared_by(self) -> Hashable:
-        """The format."""
-        return self.variant.spec.format_id
-
-    def checks(self, policy: CheckPolicy, accuracy: dict[str, float]) -> list[Check]:
-        """Ragged shapes, strides, ties, constant channels."""
-        return [MatrixCheck(self.variant, self.job.device, policy, accuracy)]
-
-    def inputs(self, workload: Any, cold: int | None) -> MatrixInputs:
-        """Matrices."""
-        return MatrixInputs(self.variant, workload, self.job.device, cold)
-
-    def check_at(self, inputs: MatrixInputs, accuracy: dict[str, float]) -> Check:
-        """The matrices that are timed."""
-        return MatrixWorkloadCheck(self.variant, inputs.shape.key, inputs.matrices[0], inputs.codes[0], inputs.outs[0], accuracy)
-
-    def time(self, inputs: MatrixInputs, policy: TimingPolicy) -> tuple[tuple[float, ...], Power]:
-        """Samples in µs of the spec's operation."""
-        with self.allowance:
-            return inputs.time(self.bare, policy), Power()
-
-    def read_us(self, inputs: MatrixInputs, policy: TimingPolicy) -> float:
-        """µs of a copy that moves as many bytes."""
-        return median(read_roofline(self.job.target).copies(inputs.nbytes, policy))
-
-
-_Candidate = AttentionCandidate | MatrixCandidate
-
-
-def _kept_inputs(candidate: Any, job: Job) -> Any:
+def _kept_inputs(candidate: Candidate, job: Job) -> Any:
     """Inputs, shared by all candidates that can. A GPU keeps those of several layouts and workloads; the oldest are evicted first.
 
     A candidate that fails ends the process, so its inputs are never reused.
@@ -233,7 +195,7 @@ def _kept_inputs(candidate: Any, job: Job) -> Any:
         room = KEPT_SHARE * torch.cuda.get_device_properties(0).total_memory if job.device == "cuda" else 0
         while _kept and sum(kept.held_bytes for kept in _kept.values()) > room:
             del _kept[next(iter(_kept))]
-        inputs = candidate.inputs(job.workload, cold)
+        inputs = candidate.inputs(cold)
     _kept[key] = inputs
     return inputs
 

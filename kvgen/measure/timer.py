@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from statistics import median
-from typing import Protocol
 
 import torch
 
@@ -32,16 +31,8 @@ RUNS = 2
 """Replays of an idle-rested sample: one that does not count, and one that does."""
 
 
-class Timer(Protocol):
-    """Times a rotation of calls, each with inputs of its own, so that the inputs are no longer in a cache."""
-
-    def time(self, calls: Calls, policy: TimingPolicy) -> tuple[float, ...]:
-        """Samples in µs per call; every call is made at least once. Raises MeasureError if the clock does not advance."""
-        ...
-
-
-def timer_for(device: torch.device | str) -> Timer:
-    """The timer of a device."""
+def timer_for(device: torch.device | str) -> CpuTimer | CudaTimer:
+    """The timer of a device. It times a rotation of calls, each with inputs of its own, so that the inputs are no longer in a cache."""
     return CudaTimer() if torch.device(device).type == "cuda" else CpuTimer()
 
 
@@ -49,7 +40,7 @@ class CpuTimer:
     """Wall-clock time; short calls are timed several at once, and samples in which a thread waited for a CPU are retaken."""
 
     def time(self, calls: Calls, policy: TimingPolicy) -> tuple[float, ...]:
-        """See `Timer`."""
+        """Samples in µs per call; every call is made at least once. Raises MeasureError if the clock does not advance."""
         once = self._warm_up(calls, policy.warmup_seconds)
         inner = max(1, math.ceil(CPU_SAMPLE_SECONDS / once))
         wanted = wanted_samples(policy, once * inner)
@@ -89,7 +80,7 @@ class CudaTimer:
     """
 
     def time(self, calls: Calls, policy: TimingPolicy) -> tuple[float, ...]:
-        """See `Timer`."""
+        """Samples in µs per call; every call is made at least once. Raises MeasureError if the clock does not advance."""
         stream: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())  # a torch stream does not wait for the default one by itself
         with torch.cuda.stream(stream):

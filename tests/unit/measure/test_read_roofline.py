@@ -35,17 +35,6 @@ def test_reads_rotate_past_the_caches(monkeypatch) -> None:
     assert seen == [8, 1, 8]
 
 
-def test_the_buffer_is_left_alone() -> None:
-    meter = read_roofline("cpu")
-    meter.samples(1 << 20, POLICY)
-    assert int(meter._pool.min()) == int(meter._pool.max()) == 1
-
-
-def test_its_source_needs_no_variable_that_is_not_given() -> None:
-    assert "{{" not in source("cpu").text
-    assert source("cpu").language == "c++"
-
-
 @pytest.mark.nvcc
 def test_gpu_read_kernels_compile_without_spills(tmp_path: Path) -> None:
     for target, reads in (("sm80", {"read"}), ("sm90", {*READS, *OVERLAPPING})):
@@ -86,10 +75,3 @@ def test_the_buffer_has_the_memory_of_caches() -> None:
     _, (buffer,) = meter._buffers(2 * HUGE_PAGE, POLICY)
     assert buffer.data_ptr() % HUGE_PAGE == 0
     assert int(buffer.min()) == 1
-
-
-def test_threads_are_those_of_kernels() -> None:
-    """More of them than processors are refused, as kernels refuse them."""
-    set_threads = load_library(module.artifact("cpu").path).get_function("set_threads")
-    with pytest.raises(ValueError, match="set_threads: 1000000 threads are more than the machine's"):
-        set_threads(10**6)

@@ -34,16 +34,6 @@ def quantized_blocks(x: torch.Tensor, quant: Any, boost: Any = None) -> torch.Te
     return dequantize(quantize(heads_first, quant, boost), quant).transpose(0, 1)
 
 
-def test_full_blocks_are_quantized_and_the_rest_is_kept() -> None:
-    spec, cache, k, v = make()
-    cache.prefill(k[:, :100], v[:, :100])
-    assert cache.blocks.tolist() == [3]
-    k_hat, v_hat = cache.keys_values()
-    assert torch.equal(k_hat[0, :96], quantized_blocks(k[0, :96], spec.key))
-    assert torch.equal(v_hat[0, :96], quantized_blocks(v[0, :96], spec.value))
-    assert torch.equal(k_hat[0, 96:], k[0, 96:100].double())
-
-
 def test_decode_attends_before_it_flushes() -> None:
     spec, cache, k, v = make()
     q = torch.randn(1, 1, 4, 64).half()
@@ -59,16 +49,6 @@ def test_decode_attends_before_it_flushes() -> None:
     assert torch.equal(flushed, attend(q, *hat)[0])
 
 
-def test_several_new_tokens_flush_in_the_middle() -> None:
-    _, cache, k, v = make(attention={"q_heads": 4, "kv_heads": 2, "head_dim": 64, "q_len": 4})
-    cache.prefill(k[:, :30], v[:, :30])
-    q = torch.randn(1, 4, 4, 64).half()
-    out, _ = cache.decode(q, k[:, 30:34], v[:, 30:34])
-    assert torch.equal(out, attend(q, k[:, :34], v[:, :34])[0])
-    assert cache.blocks.tolist() == [1]
-    assert torch.equal(cache.keys_values()[0][0, 32:], k[0, 32:34].double())
-
-
 def test_token_by_token_and_in_chunks_end_where_one_prefill_does() -> None:
     _, one, k, v = make(batch=2)
     one.prefill(k, v)
@@ -80,20 +60,6 @@ def test_token_by_token_and_in_chunks_end_where_one_prefill_does() -> None:
             at += step
         for a, b in zip(one.keys_values(), other.keys_values(), strict=True):
             assert torch.equal(a, b)
-
-
-def test_ragged_lengths() -> None:
-    _, cache, k, v = make(batch=4)
-    cache.prefill(k, v, torch.tensor([0, 1, 32, 150]))
-    assert cache.lengths.tolist() == [0, 1, 32, 150]
-    assert cache.blocks.tolist() == [0, 0, 1, 4]
-    cache.append(k, v, torch.tensor([33, 0, 1, 50]))
-    assert cache.lengths.tolist() == [33, 1, 33, 200]
-    cache.flush()
-    for b, length in enumerate(cache.lengths.tolist()):
-        _, alone, _, _ = make()
-        alone.prefill(torch.cat([k[b : b + 1, : [0, 1, 32, 150][b]], k[b : b + 1]], 1)[:, :length], v[b : b + 1, :length])
-        assert torch.equal(cache.keys_values()[0][b, :length], alone.keys_values()[0][0])
 
 
 def test_sink_tokens_stay_and_shift_the_blocks() -> None:
@@ -135,27 +101,6 @@ def test_a_crop_gives_back_the_tokens_of_blocks_that_are_no_longer_due() -> None
     assert cache.lengths.tolist() == [72, 42]
 
 
-def test_a_crop_before_a_flush_leaves_blocks_that_are_due() -> None:
-    _spec, cache, k, v = make(batch=1, cache={"rollback": 4})
-    cache.append(k[:, :64], v[:, :64])
-    cache.crop(0)
-    cache.flush()
-    _, other, _, _ = make(batch=1, cache={"rollback": 4})
-    other.prefill(k[:, :64], v[:, :64])
-    assert torch.equal(cache.keys_values()[0], other.keys_values()[0])
-    assert not torch.equal(cache.keys_values()[0], k[:, :64].double())
-
-
-def test_the_residual_rows_hold_what_the_largest_crop_needs() -> None:
-    _, cache, k, v = make(cache={"sink": 5, "local": 10, "rollback": 8})
-    cache.prefill(k[:, :80], v[:, :80])
-    held, rows = cache.residual()[0][0], cache.rows
-    assert rows.rows == 5 + 64  # 32 + 10 + 8 + 1, in whole runs of 16
-    assert torch.equal(held[:, :5], k[0, :5].transpose(0, 1))
-    for position in range(rows.first(72), 80):
-        assert torch.equal(held[:, 5 + (position - 5) % 64], k[0, position])
-
-
 @pytest.mark.parametrize("select", ["mean_abs", "range", "static"])
 def test_boosted_channels_are_chosen_per_group_of_tokens_and_packed(select: str) -> None:
     spec, cache, k, v = make(key={"bits": 2, "axis": "channel", "group": 16, "boost": {"fraction": 0.25, "select": select}})
@@ -165,12 +110,6 @@ def test_boosted_channels_are_chosen_per_group_of_tokens_and_packed(select: str)
     for order in ("mma", "simd"):
         layout = packed_layout(spec, BLOCK, order)  # type: ignore[arg-type]
         assert torch.equal(from_blocks(unpack_blocks(layout, cache.packed(layout))[0]), read)
-
-
-def test_an_unquantized_cache_reads_back_what_was_given() -> None:
-    _, cache, k, v = make(key={"bits": 16}, value={"bits": 16})
-    cache.prefill(k, v)
-    assert torch.equal(cache.keys_values()[0], k.double())
 
 
 @pytest.mark.parametrize("order", ["mma", "simd"])
@@ -203,18 +142,6 @@ def test_pages_hold_the_blocks_that_the_table_says() -> None:
             assert torch.equal(pages[int(table[b, index // 2]), :, index % 2], straight[b, :, index])
     assert bool((pages[6] == 0xAB).all())
     assert bool((pages[2, :, 1] == 0xAB).all())
-
-
-def test_softcap_window_and_sinks_reach_attention() -> None:
-    sections = {"q_heads": 4, "kv_heads": 2, "head_dim": 64, "softcap": 3.0, "window": 20, "sinks": True}
-    _, cache, k, v = make(attention=sections)
-    cache.append(k, v)
-    q, sinks = torch.randn(1, 1, 4, 64).half(), torch.randn(4)
-    want = attend(q, k, v, scale=0.1, softcap=3.0, window=20, sinks=sinks)
-    for a, b in zip(cache.attend(q, scale=0.1, sinks=sinks), want, strict=True):
-        assert torch.equal(a, b)
-    with pytest.raises(ValueError, match="sinks"):
-        cache.attend(q)
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -76,30 +74,12 @@ def test_padding_is_zero_and_packing_repeats(case: tuple[KernelSpec, PackedLayou
     assert torch.equal(packed, pack_blocks(layout, *given_))
 
 
-def test_orders_hold_the_same_codes_in_different_places() -> None:
-    spec = load_spec(base())
-    first, second = packed_layout(spec, 64, "mma"), packed_layout(spec, 64, "simd")
-    x = blocks(spec, first, 1)
-    one, two = pack_blocks(first, *x), pack_blocks(second, *x)
-    assert not torch.equal(one, two)
-    for a, b in zip(unpack_blocks(first, one), unpack_blocks(second, two), strict=True):
-        assert torch.equal(a, b)
-
-
 def test_blocks_of_a_sequence_and_back() -> None:
     x = torch.arange(2 * 70 * 3 * 4).reshape(2, 70, 3, 4)
     cut = to_blocks(x, 32)
     assert cut.shape == (2, 3, 2, 32, 4)
     assert torch.equal(cut[1, 2, 1, 5], x[1, 37, 2])
     assert torch.equal(from_blocks(cut), x[:, :64])
-
-
-def test_no_blocks_pack_to_no_bytes() -> None:
-    spec = load_spec(base())
-    layout = packed_layout(spec, 32, "simd")
-    packed = pack_blocks(layout, *blocks(spec, layout, 0, lead=(2, 0)))
-    assert packed.shape == (2, 0, layout.block_bytes)
-    assert unpack_blocks(layout, packed)[0].shape == (2, 0, 32, 64)
 
 
 @pytest.mark.parametrize(
@@ -114,10 +94,3 @@ def test_other_blocks_are_refused(x: torch.Tensor, reason: str) -> None:
     layout = packed_layout(load_spec(base()), 32, "simd")
     with pytest.raises(ValueError, match=reason):
         pack_blocks(layout, x, x)
-
-
-def test_codes_of_what_is_not_quantized_are_refused() -> None:
-    data: dict[str, Any] = base(key={"bits": 16})
-    layout = packed_layout(load_spec(data), 32, "simd")
-    with pytest.raises(ValueError, match="key is not quantized"):
-        read_codes(layout, "key", torch.zeros(layout.block_bytes, dtype=torch.uint8))

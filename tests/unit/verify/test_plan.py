@@ -7,7 +7,6 @@ from dataclasses import replace
 from itertools import groupby, pairwise
 
 from hypothesis import given
-from hypothesis import strategies as st
 
 from kvgen.verify.plan import HeadLoad, Plan, PlanShape, Row, WorkTile, make_plan, read_plan, written_plan
 from tests.support.plans import steps
@@ -71,13 +70,6 @@ def test_slots_are_unique_and_those_of_a_head_follow_one_another(step: Step) -> 
 
 
 @given(steps())
-def test_only_the_first_and_the_last_work_tile_of_a_worker_are_splits(step: Step) -> None:
-    shape, lengths, limit, skip_empty = step
-    for worker in make_plan(shape, lengths, limit, skip_empty).workers:
-        assert all(tile.num_splits == 1 for tile in worker[1:-1])
-
-
-@given(steps())
 def test_empty_and_overflowing_sequences_are_listed(step: Step) -> None:
     shape, lengths, limit, skip_empty = step
     plan = make_plan(shape, lengths, limit, skip_empty)
@@ -126,37 +118,3 @@ def test_unquantized_tokens_count_where_their_head_ends() -> None:
         (first, second), (rest,) = plan.workers
         assert (first.first, first.end, first.num_splits) == (0, 8, 1)
         assert (second.end, rest.first, rest.end) == (tiles, tiles, 16)
-
-
-@given(steps())
-def test_own_ranges_are_multiples_of_the_fewest_tiles_and_no_longer_than_shared_ones(step: Step) -> None:
-    shape, lengths, limit, skip_empty = step
-    plan = make_plan(shape, lengths, limit, skip_empty)
-    heads = [shape.load(lengths[b]) for b, _ in by_head(plan)]
-    row = shape.row(heads)
-    if not heads or row.shared:
-        return
-    assert row.each % shape.least_tiles == 0
-    assert row.each <= shape.range_length(sum(shape.head_cost + sum(load) for load in heads))
-    assert all(len(worker) <= 1 for worker in plan.workers)
-    assert all(tile.end - tile.first <= row.each for tile in all_tiles(plan))
-
-
-@given(steps())
-def test_ranges_are_spread_evenly_over_the_workers(step: Step) -> None:
-    """Consecutive CTAs may share a multiprocessor, so a launch that needs few workers does not take the first ones."""
-    shape, lengths, limit, skip_empty = step
-    plan = make_plan(shape, lengths, limit, skip_empty)
-    row = shape.row([shape.load(lengths[b]) for b, _ in by_head(plan)])
-    if row.shared:
-        return
-    busy = [number for number, worker in enumerate(plan.workers) if worker]
-    assert busy == [number * shape.workers // len(busy) for number in range(len(busy))]
-
-
-@given(st.integers(1, 40), st.integers(1, 8), st.integers(1, 64))
-def test_equal_heads_get_equal_work(sequences: int, heads: int, tiles: int) -> None:
-    """With one worker for each head none is split."""
-    shape = PlanShape(sequences, heads, sequences * heads, tile_tokens=128, block_tokens=128, head_cost=2, least_tiles=1)
-    plan = make_plan(shape, [128 * tiles] * sequences, 1 << 20)
-    assert all(len(worker) == 1 and worker[0].num_splits == 1 for worker in plan.workers)
