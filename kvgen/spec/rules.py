@@ -125,7 +125,8 @@ def _unquantized(spec: KernelSpec) -> Iterator[Problem]:
 
 def _lengths(work: Workload) -> Iterator[Problem]:
     """Problems of the lengths of a workload."""
-    shortest, longest, distribution = work.lengths.min, work.lengths.max, work.lengths.distribution
+    shortest: Any = work.lengths.min
+    longest, distribution = work.lengths.max, work.lengths.distribution
     if work.q_len > work.kv_len:
         yield ("q_len",), f"q_len ({work.q_len}) is more than kv_len ({work.kv_len}), which counts the new tokens"
     if longest and longest != work.kv_len:

@@ -17,7 +17,7 @@ import torch
 from kvgen.errors import CheckError
 from kvgen.format.residual import residual_rows
 from kvgen.format.window import window_places
-from kvgen.lower.refusals import MAX_QUERIES
+from kvgen.lower.gpu import MAX_QUERIES
 from kvgen.runtime.executable import Plan
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.variant import Variant

@@ -12,8 +12,8 @@ import torch
 from kvgen.arch import Target
 from kvgen.errors import SpecError
 from kvgen.lower.backend import get_backend
-from kvgen.lower.cuda.support import BOOST_STEP, MOST_GROUP
-from kvgen.lower.refusals import MAX_Q_ROWS
+from kvgen.lower.cuda.backend import BOOST_STEP, MOST_GROUP
+from kvgen.lower.gpu import MAX_Q_ROWS
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.lower.tilelang.support import CHANNEL_GROUPS as TILELANG_GROUPS
 from kvgen.spec import KernelSpec, load_spec

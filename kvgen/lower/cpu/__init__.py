@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvgen.lower.backend import Lowering
 from kvgen.lower.cpu.lowering import CpuBackend
-from kvgen.lower.cpu.matrix import CpuMatrix
+from kvgen.lower.matrix import CPU
 from kvgen.spec import KernelSpec, MatrixSpec
 
 
@@ -15,4 +15,4 @@ def backend() -> Lowering[KernelSpec]:
 
 def matrix() -> Lowering[MatrixSpec]:
     """Operations on a matrix."""
-    return CpuMatrix()
+    return CPU

@@ -7,15 +7,14 @@ from typing import Any
 from kvgen._machine import vector_bits, vector_registers
 from kvgen._resources import templates
 from kvgen.arch import Target
-from kvgen.errors import UnsupportedError
 from kvgen.format.layout import BOOST_CHANNELS
 from kvgen.format.sizes import block_multiple, usual_block
 from kvgen.format.window import window_places
 from kvgen.lower import flags
-from kvgen.lower.backend import FUNCTIONS, Source
+from kvgen.lower.backend import FUNCTIONS, Lowering, Source
 from kvgen.lower.schedule import Params, Schedule, layout_of
 from kvgen.lower.space import SearchSpace, spec_facts
-from kvgen.spec import AnyWorkload, KernelSpec, KeySpec, QuantSpec
+from kvgen.spec import KernelSpec, KeySpec, QuantSpec
 from kvgen.spec.dispatch import Tiling
 
 TEMPLATE = "cpu/module.cpp.jinja"
@@ -30,18 +29,14 @@ EXPANDED_FLOATS = 16384
 """Floats of K (and of V) that are expanded at once: 64 KiB, half of a second-level cache with V beside it."""
 
 
-class CpuBackend:
-    """See `kvgen.lower.backend.Backend`."""
+class CpuBackend(Lowering[KernelSpec]):
+    """C++ over vectors of 16 lanes."""
 
     name = "cpu"
     targets: tuple[Target, ...] = ("cpu",)
 
-    def missing(self) -> str | None:
-        """None: what it needs comes with kvgen."""
-        return None
-
     def unsupported(self, spec: KernelSpec, target: Target) -> str | None:
-        """Why the spec cannot be lowered for the target, in one clause."""
+        """See `Lowering`."""
         if target not in self.targets:
             return f"it generates code for the CPU, not for {target}"
         if spec.key.boost.fraction > 0 and spec.attention.head_dim > BOOST_CHANNELS:
@@ -55,7 +50,7 @@ class CpuBackend:
 
     def space(self, spec: KernelSpec, target: Target) -> SearchSpace:
         """The schedules of `search_spaces/cpu.yaml` that fit the spec."""
-        self._refuse(spec, target)
+        self.require(spec, target)
         facts = {
             **spec_facts(spec),
             "block_multiple": block_multiple(spec),
@@ -67,10 +62,9 @@ class CpuBackend:
         }
         return SearchSpace.load("cpu", facts, spec.workloads)
 
-    def default(self, spec: KernelSpec, target: Target, work: AnyWorkload | None = None) -> Schedule:
-        """For all workloads: blocks near 128 tokens; up to 6 rows, and tiles that leave half of the registers to codes."""
-        del work
-        self._refuse(spec, target)
+    def defaults(self, spec: KernelSpec, target: Target) -> tuple[Schedule, ...]:
+        """One: blocks near 128 tokens; up to 6 rows, and tiles that leave half of the registers to codes."""
+        self.require(spec, target)
         sums = vector_registers() // _sum_registers()
         rows = _even_share(spec.attention.group, 6)  # also where their sums exceed the registers of SSE2: fewer decode each code more often
         key_tiles = next((tiles for tiles in (8, 4, 2) if rows * tiles <= sums // 2), 1)
@@ -78,20 +72,13 @@ class CpuBackend:
         while value_tiles * 16 > spec.attention.head_dim:
             value_tiles //= 2
         launch = Params(dot="fp32", rows=rows, key_tiles=key_tiles, value_tiles=value_tiles, chunk=128, split_tokens=4096, prefetch=8)
-        return Schedule(self.name, Params(block=usual_block(spec), order="simd"), launch)
-
-    def defaults(self, spec: KernelSpec, target: Target) -> tuple[Schedule, ...]:
-        """The default."""
-        return (self.default(spec, target),)
+        return (Schedule(self.name, Params(block=usual_block(spec), order="simd"), launch),)
 
     def lower(self, spec: KernelSpec, schedule: Schedule, target: Target) -> Source:
         """C++ of the variant. Raises UnsupportedError."""
         from kvgen.lower.template import reached_headers, render
 
-        self._refuse(spec, target)
-        reasons = self.space(spec, target).check(schedule)
-        if reasons:
-            raise UnsupportedError(self.name, f"schedule {schedule}: {'; '.join(reasons)}")
+        self.require_schedule(spec, schedule, target)
         text = render(TEMPLATE, **self._context(spec, schedule))
         include = (templates() / "cpu" / "include", templates() / "common" / "include")
         return Source(text, "c++", target, include, flags.CPU, reached_headers(text, include), FUNCTIONS)
@@ -104,11 +91,6 @@ class CpuBackend:
             heads=spec.attention.kv_heads, resident=1, ctas_per_sm=1, step_tokens=layout.tokens, tile_bytes=layout.block_bytes,
             tile_us=layout.block_bytes / READ_BYTES_PER_US, most_waves=1, visible=window, most_splits=1,
         )  # fmt: skip
-
-    def _refuse(self, spec: KernelSpec, target: Target) -> None:
-        reason = self.unsupported(spec, target)
-        if reason:
-            raise UnsupportedError(self.name, reason)
 
     def _context(self, spec: KernelSpec, schedule: Schedule) -> dict[str, Any]:
         attention, layout = spec.attention, layout_of(spec, schedule.layout)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvgen.lower.backend import Lowering
 from kvgen.lower.cuda.backend import CudaBackend
-from kvgen.lower.cuda.matrix import CudaMatrix
+from kvgen.lower.matrix import CUDA
 from kvgen.spec import KernelSpec, MatrixSpec
 
 
@@ -15,4 +15,4 @@ def backend() -> Lowering[KernelSpec]:
 
 def matrix() -> Lowering[MatrixSpec]:
     """Operations on a matrix."""
-    return CudaMatrix()
+    return CUDA

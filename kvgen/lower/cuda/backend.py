@@ -1,24 +1,18 @@
-"""The back end: supported specs, search space, default schedule, source."""
+"""The back end: refusals, search space, default schedules, source."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache, lru_cache
 
 from kvgen.arch import GPUS, KB, Target
-from kvgen.errors import UnsupportedError
 from kvgen.format.layout import packed_layout
-from kvgen.lower.backend import Source
-from kvgen.lower.cuda.default import coarse_values, further_launches, plain_launches
+from kvgen.lower.backend import Lowering, Source
 from kvgen.lower.cuda.render import source
-from kvgen.lower.cuda.rows import rows_of_cta, runs
-from kvgen.lower.cuda.shared import SharedMemory, cluster_size, shared_memory
-from kvgen.lower.cuda.support import REFUSALS
-from kvgen.lower.gpu_facts import gpu_facts, preferred_block, tiling_of
-from kvgen.lower.pack_memory import too_many_scales
-from kvgen.lower.plain import plain_schedule
-from kvgen.lower.refusals import first_refusal, wrong_target
-from kvgen.lower.schedule import Params, Schedule, layout_of
+from kvgen.lower.cuda.shared import SharedMemory, cluster_size, q_tiles, rows_of_cta, runs, shared_memory
+from kvgen.lower.gpu import GPU_REFUSALS, Refusal, gpu_facts, plain_schedule, preferred_block, refused, tiling_of
+from kvgen.lower.schedule import Params, Schedule, Value, layout_of
 from kvgen.lower.space import Fact, SearchSpace
 from kvgen.spec import AnyWorkload, KernelSpec, Workload
 from kvgen.spec.dispatch import Tiling
@@ -29,66 +23,86 @@ REMEMBERED = 16
 """Specs whose search space and defaults are kept, since the default of every workload asks for them."""
 MOST_RING = 168 * KB
 """Rings of a multiprocessor that a search tries, at most: more gained nothing on an H200."""
+BOOST_STEP = 16
+"""Channels of a step of matrix instructions."""
+WHOLE_PAGE = 32
+"""Tokens that the kernel takes at once; of smaller pages, two."""
+MOST_GROUP = 512
+"""Tokens that share params per channel, at most."""
+IN_FLIGHT = 128
+"""Tokens in flight per warp that suit warps which share a multiprocessor or a cluster."""
+SHORT_TILES: dict[str, Value] = {"kv_tile": 32, "tiles_in_flight": 2}
+"""KV tiles that suit a CTA of few tokens, since more of its warps have work."""
+COARSE_BITS = 4
+"""Bits of K and V together at which short KV tiles cost more instructions than they save."""
 
 
-class CudaBackend:
+class CudaBackend(Lowering[KernelSpec]):
     """Kernels of mma.sync, cp.async and (SM90) bulk copies."""
 
     name = NAME
     targets: tuple[Target, ...] = tuple(GPUS)
 
-    def missing(self) -> str | None:
-        """None: what it needs comes with kvgen."""
-        return None
-
     def unsupported(self, spec: KernelSpec, target: Target) -> str | None:
-        """Why the spec cannot be lowered for the target; None if it can."""
-        refused = wrong_target(self.targets, target) or first_refusal(REFUSALS, spec)
-        return refused or too_many_scales(packed_layout(spec, preferred_block(spec), "mma"))
+        """See `Lowering`."""
+        return refused(REFUSALS, spec, target)
 
     def space(self, spec: KernelSpec, target: Target) -> SearchSpace:
         """`search_spaces/cuda.yaml` for a spec and a target. Raises UnsupportedError."""
-        self._require(spec, target)
+        self.require(spec, target)
         return _space(spec, target)
+
+    def defaults(self, spec: KernelSpec, target: Target) -> tuple[Schedule, ...]:
+        """See `Lowering`; one for GPUs without clusters, where no other was measured."""
+        self.require(spec, target)
+        return _defaults(spec, target)
 
     def default(self, spec: KernelSpec, target: Target, work: AnyWorkload | None = None) -> Schedule:
         """See `Lowering`."""
         space, asked = self.space(spec, target), work if isinstance(work, Workload) else spec.workloads[0]
         plain, *further = self.defaults(spec, target)
         allowed = [plain, *(schedule for schedule in further if not space.doubts(schedule, asked))]
-        equal = asked.shortest == asked.kv_len
-
-        def modelled(schedule: Schedule) -> float:
-            return self.tiling(spec, schedule, target).us(asked.batch, mean_length(asked), equal=equal or asked.batch == 1)
-
-        return min(allowed, key=modelled)
-
-    def defaults(self, spec: KernelSpec, target: Target) -> tuple[Schedule, ...]:
-        """See `Lowering`; one for GPUs without clusters, where no other was measured."""
-        self._require(spec, target)
-        return _defaults(spec, target)
+        equal = asked.shortest == asked.kv_len or asked.batch == 1
+        return min(allowed, key=lambda one: self.tiling(spec, one, target).us(asked.batch, mean_length(asked), equal=equal))
 
     def lower(self, spec: KernelSpec, schedule: Schedule, target: Target) -> Source:
         """Source of one variant. Raises UnsupportedError where spec or schedule cannot be built."""
-        self._require(spec, target)
-        if problems := self.space(spec, target).check(schedule):
-            raise UnsupportedError(NAME, f"schedule {schedule}: {'; '.join(problems)}")
-        layout = layout_of(spec, schedule.layout)
-        return source(spec, layout, schedule.launch, target)
+        self.require_schedule(spec, schedule, target)
+        return source(spec, layout_of(spec, schedule.layout), schedule.launch, target)
 
     def tiling(self, spec: KernelSpec, schedule: Schedule, target: Target) -> Tiling:
         """See `Lowering`. The splits of a launch with clusters run at once."""
         cluster = cluster_size(schedule.launch.text("reduction"))
         return tiling_of(spec, schedule, target, runs=runs(spec), cluster=cluster, one_wave=cluster > 1)
 
-    def _require(self, spec: KernelSpec, target: Target) -> None:
-        if reason := self.unsupported(spec, target):
-            raise UnsupportedError(NAME, reason)
-
 
 @lru_cache(maxsize=REMEMBERED)
 def _space(spec: KernelSpec, target: Target) -> SearchSpace:
-    return SearchSpace.load(NAME, _facts(spec, target), spec.workloads)
+    usual, key = packed_layout(spec, preferred_block(spec), "mma"), spec.key
+
+    @cache
+    def memory(block: int, warps: int, kv_tile: int, tiles_in_flight: int, copy: str, reduction: str = "last_cta") -> SharedMemory:
+        layout = replace(usual, tokens=block)  # asked for blocks that cannot be, too
+        launch = Params(warps=warps, kv_tile=kv_tile, tiles_in_flight=tiles_in_flight, copy=copy, reduction=reduction)
+        return shared_memory(spec, layout, launch)
+
+    few_rows = key.per_channel and key.bits <= 4 and key.group % 64 == 0 and not key.boost.fraction and rows_of_cta(spec) <= 4
+    facts: dict[str, Fact] = {
+        **gpu_facts(spec, target),
+        "boosted": key.boost.fraction > 0,
+        "cta_rows": rows_of_cta(spec),
+        "integer_keys": few_rows,  # K's codes meet the query as integers without `exact_q`, in KV tiles of more than 32 tokens (traits.cuh)
+        "coarse_values": coarse_values(spec),
+        "runs": runs(spec),
+        "resident": lambda reduction: GPUS[target].resident(cluster_size(reduction)),
+        "most_ring": MOST_RING,
+        "shared_bytes": lambda *point: memory(*point).total,
+        "ring_bytes": lambda *point: memory(*point).ring,
+    }
+    return SearchSpace.load(NAME, facts, spec.workloads)
+
+
+# --- default schedules: a plain one for every call, and three for few heads and for many ---------------------------------
 
 
 @lru_cache(maxsize=REMEMBERED)
@@ -104,31 +118,91 @@ def _defaults(spec: KernelSpec, target: Target) -> tuple[Schedule, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _facts(spec: KernelSpec, target: Target) -> dict[str, Fact]:
-    """What constraints may mention; all sizes in bytes."""
-    usual = packed_layout(spec, preferred_block(spec), "mma")
-
-    @cache
-    def memory(block: int, warps: int, kv_tile: int, tiles_in_flight: int, copy: str, reduction: str = "last_cta") -> SharedMemory:
-        layout = replace(usual, tokens=block)  # asked for blocks that cannot be, too
-        launch = Params(warps=warps, kv_tile=kv_tile, tiles_in_flight=tiles_in_flight, copy=copy, reduction=reduction)
-        return shared_memory(spec, layout, launch)
-
-    return {
-        **gpu_facts(spec, target),
-        "boosted": spec.key.boost.fraction > 0,
-        "cta_rows": rows_of_cta(spec),
-        "integer_keys": _integer_keys(spec),
-        "coarse_values": coarse_values(spec),
-        "runs": runs(spec),
-        "resident": lambda reduction: GPUS[target].resident(cluster_size(reduction)),
-        "most_ring": MOST_RING,
-        "shared_bytes": lambda *point: memory(*point).total,
-        "ring_bytes": lambda *point: memory(*point).ring,
-    }
+def plain_launches(spec: KernelSpec) -> Iterator[Params]:
+    """Launches that are many times slower than the best at no shape, the best first."""
+    for exact_q in (False, True) if coarse_values(spec) else (True,):
+        for shape in _shapes(spec):
+            yield Params(shape, exact_q=exact_q)
 
 
-def _integer_keys(spec: KernelSpec) -> bool:
-    """Whether K's codes meet the query as integers without `exact_q`, in KV tiles of more than 32 tokens (traits.cuh)."""
-    key = spec.key
-    return key.per_channel and key.bits <= 4 and key.group % 64 == 0 and not key.boost.fraction and rows_of_cta(spec) <= 4
+def further_launches(spec: KernelSpec) -> Iterator[list[Params]]:
+    """For one very short or very long sequence (clusters of 8), for few heads (clusters of 2) and for many (two CTAs on a
+    multiprocessor), the launches that suit them, the best first.
+    """
+    few_bits = spec.key.bits + spec.value.bits <= COARSE_BITS
+    yield _changed(spec, {"reduction": "cluster8", **SHORT_TILES})
+    yield _changed(spec, {"reduction": "cluster2", **SHORT_TILES})
+    warps = 6 if spec.key.boost.fraction > 0 else 4
+    yield _changed(spec, {"ctas_per_sm": 2, "warps": warps, **({} if few_bits else SHORT_TILES)})
+
+
+def coarse_values(spec: KernelSpec) -> bool:
+    """Whether V has 2 bits per token: the error of its codes is hundreds of times as large as what `exact_q` leaves out."""
+    return spec.value.bits == 2 and not spec.value.per_channel
+
+
+def _shapes(spec: KernelSpec) -> Iterator[Params]:
+    """Plain launches without `exact_q`, the best first. V per channel is scaled once per KV tile, so longer ones come first; K per token in
+    several groups has many scales per KV tile, so short ones do.
+    """
+    short = ((64, 1), (32, 2)) if spec.value.per_channel else ((32, 2), (64, 1))
+    groups = spec.key.quantized and not spec.key.per_channel and spec.key.group < spec.attention.head_dim
+    for warps in (8, 4, 2):
+        for kv_tile, tiles in (*(short if groups else ()), (128, 1), *short, (64, 2), (32, 4), (128, 2), (64, 4), (32, 1)):
+            launch = {"warps": warps, "kv_tile": kv_tile, "tiles_in_flight": tiles, "ctas_per_sm": 1}
+            yield Params(launch, copy="cp_async", reduction="last_cta")
+
+
+def _changed(spec: KernelSpec, changes: dict[str, Value]) -> list[Params]:
+    """Plain launches with other values in some parameters, the best first.
+
+    Rounding errors are left out (`exact_q`) where the error of the codes hides them: that of the query over a K of at most 4 bits where it
+    would cost a tenth and more, and those of query and weights over coarse values.
+    """
+    hidden = coarse_values(spec) or (spec.key.bits <= 4 and q_tiles(spec) > 1)
+    shapes = sorted(
+        _shapes(spec), key=lambda one: (-one.integer("warps"), one.integer("kv_tile") * one.integer("tiles_in_flight") != IN_FLIGHT)
+    )
+    exactness = (False, True) if hidden else (True,)
+    return list(dict.fromkeys(Params({**shape, **changes, "exact_q": exact_q}) for exact_q in exactness for shape in shapes))
+
+
+# --- refusals ----------------------------------------------------------------------------------------------------------
+
+
+def _small_pages(spec: KernelSpec) -> bool:
+    return spec.cache.page is not None and spec.cache.page % WHOLE_PAGE != 0
+
+
+REFUSALS: tuple[Refusal, ...] = (
+    Refusal(
+        f"boosted channels that are no multiple of {BOOST_STEP}",
+        lambda s: s.key.boosted(s.attention.head_dim) % BOOST_STEP != 0,
+        f"key.boost.fraction ({{k.boost.fraction:g}} of {{a.head_dim}} channels) is no multiple of {BOOST_STEP} channels, which matrix "
+        "instructions take at once",
+    ),
+    Refusal(
+        f"boosted channels in groups that are no multiple of {WHOLE_PAGE} tokens",
+        lambda s: s.key.boost.fraction > 0 and s.key.group % WHOLE_PAGE != 0,
+        f"key.boost with a key.group ({{k.group}}) that is no multiple of {WHOLE_PAGE} tokens, whose codes share words in a 2-bit K, "
+        "is not built",
+    ),
+    *GPU_REFUSALS,
+    Refusal(
+        "a 2-bit K in pages that are no multiple of 32 tokens",
+        lambda s: _small_pages(s) and s.key.bits == 2,
+        f"cache.page ({{c.page}}) is no multiple of {WHOLE_PAGE} tokens, whose codes share words in a 2-bit K",
+    ),
+    Refusal(
+        "params per channel in pages that are no multiple of 32 tokens",
+        lambda s: _small_pages(s) and any(op.per_channel for op in (s.key, s.value)),
+        f"cache.page ({{c.page}}) is no multiple of {WHOLE_PAGE} tokens, and blocks of 16 hold no params per channel",
+    ),
+    Refusal(
+        f"params per channel in groups of more than {MOST_GROUP} tokens",
+        lambda s: any(op.per_channel and op.group > MOST_GROUP for op in (s.key, s.value)),
+        f"groups per channel have at most {MOST_GROUP} tokens, which stay unquantized until a block holds whole groups: key.group is "
+        "{k.group}, value.group {v.group}",
+    ),
+)
+"""What is refused, and why."""

@@ -7,9 +7,8 @@ from kvgen.arch import GPUS, Target
 from kvgen.format.layout import Operand, PackedLayout
 from kvgen.format.window import window_places
 from kvgen.lower.backend import FUNCTIONS, Source
-from kvgen.lower.cuda.rows import q_tiles
-from kvgen.lower.cuda.shared import PLANNED, cluster_size, shared_memory
-from kvgen.lower.pack_memory import pack_memory
+from kvgen.lower.cuda.shared import PLANNED, cluster_size, q_tiles, shared_memory
+from kvgen.lower.gpu import pack_memory
 from kvgen.lower.schedule import Params
 from kvgen.spec import KernelSpec
 

@@ -1,4 +1,6 @@
-"""Shared memory of a CTA: where its arrays lie. Rendered sources hold the offsets, and the kernels read them there."""
+"""What a CTA holds: packed-GQA rows, as many as its registers take, and shared memory. More rows of a KV head are runs, which are CTAs of
+their own. Rendered sources hold the offsets of shared memory, and the kernels read them there.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +8,44 @@ from dataclasses import dataclass, fields
 from math import gcd
 
 from kvgen.format.layout import Operand, PackedLayout
-from kvgen.lower.cuda.rows import TILE_ROWS, q_tiles
-from kvgen.lower.pack_memory import pack_memory
+from kvgen.lower.gpu import pack_memory
 from kvgen.lower.schedule import Params
 from kvgen.spec import KernelSpec
 
+TILE_ROWS = 8
+"""Packed-GQA rows of a tile: the columns of a matrix instruction."""
 SUBTILE = 32
 WORK_TILES = 128
 """Bytes in which a warp keeps its latest work tiles."""
 FLAGS = 16
 PLANNED = {"copy": "cp_async", "reduction": "last_cta"}
 """What the planned kernel does differently from the schedule."""
+
+
+def q_tiles(spec: KernelSpec) -> int:
+    """Tiles of packed-GQA rows of a CTA, so that all runs have about as many."""
+    tiles = _tiles(spec)
+    fewest = -(-tiles // _most(spec.attention.head_dim))
+    return -(-tiles // fewest)
+
+
+def runs(spec: KernelSpec) -> int:
+    """CTAs that share the KV tiles of a split of a head, each with rows of its own."""
+    return -(-_tiles(spec) // q_tiles(spec))
+
+
+def rows_of_cta(spec: KernelSpec) -> int:
+    """Packed-GQA rows of a CTA, at most."""
+    return min(spec.attention.group * spec.attention.q_len, TILE_ROWS * q_tiles(spec))
+
+
+def _tiles(spec: KernelSpec) -> int:
+    return -(-spec.attention.group * spec.attention.q_len // TILE_ROWS)
+
+
+def _most(head_dim: int) -> int:
+    """The tiles whose registers leave enough for the loop: six for every 16 channels, and more that do not depend on the channels."""
+    return min(4, max(1, 256 // head_dim))
 
 
 def _align(size: int, to: int) -> int:

@@ -12,11 +12,8 @@ from typing import Any
 from kvgen.arch import GPUS, Target
 from kvgen.errors import UnsupportedError
 from kvgen.format.layout import packed_layout
-from kvgen.lower.backend import Source
-from kvgen.lower.gpu_facts import gpu_facts, preferred_block, tiling_of
-from kvgen.lower.pack_memory import too_many_scales
-from kvgen.lower.plain import plain_schedule
-from kvgen.lower.refusals import first_refusal, wrong_target
+from kvgen.lower.backend import Lowering, Source
+from kvgen.lower.gpu import first_refusal, gpu_facts, plain_schedule, preferred_block, tiling_of, too_many_scales, wrong_target
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.lower.space import Fact, SearchSpace
 from kvgen.lower.tilelang.gemm.sizes import shared_bytes as gemm_bytes
@@ -38,7 +35,7 @@ RINGS = ((64, 2), (128, 4), (64, 4), (128, 8), (64, 8), (32, 2), (32, 4), (32, 8
 """(kv_tile, stages) by preference."""
 
 
-class TileLangBackend:
+class TileLangBackend(Lowering[KernelSpec]):
     """Kernels written in TileLang, at the level of single matrix instructions and cp.async."""
 
     name = NAME

@@ -10,7 +10,7 @@ from kvgen.arch import Target
 from kvgen.format.layout import Operand
 from kvgen.lower import flags
 from kvgen.lower.backend import FUNCTIONS, Source
-from kvgen.lower.pack_memory import pack_memory
+from kvgen.lower.gpu import pack_memory
 from kvgen.lower.schedule import Params
 from kvgen.lower.template import reached_headers, render
 from kvgen.lower.tilelang.isolate import Lowered, Program

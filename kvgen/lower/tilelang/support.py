@@ -6,7 +6,7 @@ import re
 from importlib.metadata import PackageNotFoundError, version
 
 from kvgen.extras import install_line
-from kvgen.lower.refusals import GPU_REFUSALS, Refusal, either, narrow_token_group
+from kvgen.lower.gpu import GPU_REFUSALS, Refusal, either, narrow_token_group
 
 CHANNEL_GROUPS = (32, 64, 128, 256, 512)
 """Tokens that share params per channel: a KV tile lies within a group."""

@@ -6,7 +6,7 @@ import pytest
 
 from kvgen.errors import UnsupportedError
 from kvgen.lower.backend import get_backend
-from kvgen.lower.refusals import GPU_REFUSALS, first_refusal
+from kvgen.lower.gpu import GPU_REFUSALS, first_refusal
 from kvgen.spec import KernelSpec
 from tests.support.specs import kv4_spec as spec
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks.gpu_words import spec_of, workload_of
-from kvgen.lower.cuda.rows import q_tiles
+from kvgen.lower.cuda.shared import q_tiles
 from kvgen.lower.schedule import Value
 from tests.unit.lower_cuda.attend_checks import agree, cached, fresh, reference
 from tests.unit.lower_cuda.emulate_attend import Emulated, Step, launch

@@ -10,9 +10,9 @@ import pytest
 
 from kvgen.errors import UnsupportedError
 from kvgen.lower.backend import get_backend
-from kvgen.lower.cuda.rows import q_tiles
-from kvgen.lower.cuda.support import REFUSALS
-from kvgen.lower.refusals import GPU_REFUSALS, first_refusal
+from kvgen.lower.cuda.backend import REFUSALS
+from kvgen.lower.cuda.shared import q_tiles
+from kvgen.lower.gpu import GPU_REFUSALS, first_refusal
 from kvgen.spec import KernelSpec, presets
 from tests.support.specs import kv4_spec as spec
 

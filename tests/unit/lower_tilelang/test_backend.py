@@ -14,7 +14,7 @@ from benchmarks.gpu_words import schedule_word, schedules_of, spec_of, workload_
 from kvgen.arch import GPUS, Target
 from kvgen.errors import CompileError, ToolchainMissing, UnsupportedError
 from kvgen.lower.backend import get_backend, refusal
-from kvgen.lower.refusals import first_refusal
+from kvgen.lower.gpu import first_refusal
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.lower.tilelang import isolate, support
 from kvgen.spec import KernelSpec, Workload

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvgen.lower.pack_memory import pack_memory
+from kvgen.lower.gpu import pack_memory
 from kvgen.lower.tilelang.traits import COLUMNS, Traits
 
 ROWS = 16
