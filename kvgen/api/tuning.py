@@ -10,8 +10,8 @@ from kvgen.extras import require
 from kvgen.spec import AnySpec, load_any_spec
 
 if TYPE_CHECKING:
-    from kvgen.tune.progress import Watch
-    from kvgen.tune.result import TuningResult
+    from kvgen.tune.budget import Watch
+    from kvgen.tune.tuner import TuningResult
 
 
 def build(

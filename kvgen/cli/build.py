@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.live import Live
 
+    from kvgen.tune.budget import Progress
     from kvgen.tune.compile_only import CompileReport
-    from kvgen.tune.progress import Progress
-    from kvgen.tune.result import TuningResult
+    from kvgen.tune.tuner import TuningResult
 
 DEFAULT_SECONDS = 600.0
 FAILURES_SHOWN = 8

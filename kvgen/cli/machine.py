@@ -51,7 +51,7 @@ def space(
         else:
             found.append(_space(spec, chosen, target, explain=explain, schedules=schedules))
     if not found:
-        from kvgen.tune.contenders import no_backend
+        from kvgen.tune.candidates import no_backend
 
         for other in refusals[1:]:
             typer.echo(str(other), err=True)

@@ -8,19 +8,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
-from typing import Literal
+from typing import Any, Literal
 
 from kvgen import __version__
 from kvgen._nvml import gpu_identity
 from kvgen.arch import Target, device_type
 from kvgen.digest import digest
 from kvgen.errors import MeasureError
-from kvgen.lower.schedule import Schedule
+from kvgen.lower.schedule import Params, Schedule
 from kvgen.plaindata import Facts, Json
 from kvgen.spec import AnySpec, AnyWorkload
 from kvgen.toolchain.compilers import machine
 from kvgen.verify import CheckPolicy
 
+VerdictKind = Literal["faster", "same", "slower", "unclear"]
 Kind = Literal["ok", "unsupported", "compile_error", "wrong", "crash", "timeout", "oom"]
 Call = Literal["attend", "decode"]
 Load = Literal["rested", "sustained"]
@@ -87,6 +88,40 @@ class Job(Json):
         return digest([__version__, self.spec.format_id, dict(self.schedule.layout), exact, machine(self.target), gpu])
 
 
+Key = tuple[str, str]
+"""(schedule id, workload key)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One schedule at one workload."""
+
+    schedule: Schedule
+    workload: AnyWorkload
+
+    @property
+    def key(self) -> Key:
+        """Identity of the measurement."""
+        return self.schedule.id, self.workload.key
+
+    @property
+    def backend(self) -> str:
+        """Name of the back end."""
+        return self.schedule.backend
+
+    @property
+    def layout(self) -> Params:
+        """The layout part: caches packed for it serve every launch over it, of any back end."""
+        return self.schedule.layout
+
+    def measured(self, kind: Kind, detail: str = "", **facts: Any) -> Measurement:
+        """A measurement of this candidate; `facts` are its other fields."""
+        return Measurement(kind, detail, self.schedule, self.workload, **facts)
+
+    def __str__(self) -> str:
+        return f"{self.schedule} at {self.workload.key}"
+
+
 @dataclass(frozen=True)
 class Measurement(Json):
     """What came of one candidate (a schedule, compiled to a module) at one workload: verified, and timed where that was asked.
@@ -137,26 +172,28 @@ class Measurement(Json):
         return None if self.read_us is None or not self.samples else self.read_us / median(self.samples)
 
     @property
-    def key(self) -> tuple[str, str]:
-        """Identity of what was measured: id of the schedule, key of the workload. Both are given."""
+    def timed(self) -> bool:
+        """Right, and timed."""
+        return self.ok and bool(self.samples)
+
+    @property
+    def candidate(self) -> Candidate:
+        """What was measured. Schedule and workload are given."""
         assert self.schedule is not None
         assert self.workload is not None
-        return self.schedule.id, self.workload.key
+        return Candidate(self.schedule, self.workload)
 
-    def joined(self, more: Measurement) -> Measurement:
-        """This measurement with the samples of another one of the same candidate. A failure of either is the result."""
-        if not (self.ok and self.samples and more.ok and more.samples):
-            return more if self.ok and self.samples else self
-        reads = [(one.read_us, len(one.samples)) for one in (self, more) if one.read_us is not None]
-        read = sum(us * count for us, count in reads) / sum(count for _, count in reads) if reads else None
-        return replace(self, read_us=read, samples=(*self.samples, *more.samples))
+    @property
+    def key(self) -> Key:
+        """Identity of what was measured."""
+        return self.candidate.key
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """New time over old time: the ratio of medians and its interval. Below 1 is faster."""
 
-    kind: Literal["faster", "same", "slower", "unclear"]
+    kind: VerdictKind
     ratio: float
     low: float
     high: float
@@ -182,7 +219,7 @@ def compare(new: Sequence[float], old: Sequence[float], *, min_effect: float = M
     draws.sort()
     tail = (1 - CONFIDENCE) / 2
     low, high = draws[int(tail * RESAMPLES)], draws[int((1 - tail) * RESAMPLES)]
-    kind: Literal["faster", "same", "slower", "unclear"] = "unclear"
+    kind: VerdictKind = "unclear"
     if min(len(new), len(old)) < LEAST_ROUNDS:  # too few to know how much they vary
         pass
     elif high < 1 - min_effect:

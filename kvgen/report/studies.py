@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -10,12 +11,11 @@ from statistics import median
 from typing import Any
 
 from kvgen.lower.schedule import Value
+from kvgen.measure.measurement import Measurement
 from kvgen.registry.entry import Entry
 from kvgen.registry.facts import Failure
 from kvgen.toolchain import ArtifactCache
-from kvgen.tune.candidate import Record
-from kvgen.tune.failures import failures
-from kvgen.tune.trial_store import RECORD, flatten, journal_storage
+from kvgen.tune.storage import RECORD, flatten, open_journal
 
 FEWEST_TRIALS = 8
 """Least number of successful trials of a study for which importances are computed."""
@@ -42,7 +42,7 @@ class StudyView:
 class _Trials:
     study: Any
     trials: Sequence[Any]
-    records: Sequence[Record]
+    records: Sequence[Measurement]
 
     @property
     def last(self) -> datetime:
@@ -59,7 +59,7 @@ def study_views(entry: Entry, cache: ArtifactCache) -> list[StudyView]:
     journal = cache.root / "studies" / f"{entry.key}.journal"
     if not journal.exists():
         return []
-    storage = journal_storage(journal)
+    storage = open_journal(journal)
     read = (_finished(optuna.load_study(study_name=name, storage=storage)) for name in optuna.get_all_study_names(storage))
     found = [one for one in read if one is not None]
     latest: dict[tuple[str, str], _Trials] = {}
@@ -75,7 +75,7 @@ def _finished(study: Any) -> _Trials | None:
     """The finished trials of a study; None where another version of kvgen wrote records that this one does not read."""
     trials = sorted((t for t in study.get_trials(deepcopy=False) if RECORD in t.user_attrs and t.state.is_finished()), key=_ended)
     try:
-        return _Trials(study, trials, [Record.from_json(trial.user_attrs[RECORD]) for trial in trials])
+        return _Trials(study, trials, [Measurement.from_json(trial.user_attrs[RECORD]) for trial in trials])
     except (ValueError, KeyError, TypeError):
         return None
 
@@ -99,7 +99,7 @@ def _clock(trials: Iterable[Any]) -> Mapping[datetime, float]:
 
 
 def _view(one: _Trials, clock: Mapping[datetime, float]) -> StudyView:
-    good = [(trial, record) for trial, record in zip(one.trials, one.records, strict=True) if record.ok]
+    good = [(trial, record) for trial, record in zip(one.trials, one.records, strict=True) if record.timed]
     candidate = one.records[0].candidate
     return StudyView(
         candidate.backend,
@@ -112,7 +112,7 @@ def _view(one: _Trials, clock: Mapping[datetime, float]) -> StudyView:
     )
 
 
-def _slices(records: Sequence[Record]) -> tuple[tuple[str, tuple[tuple[str, int, float, float], ...]], ...]:
+def _slices(records: Sequence[Measurement]) -> tuple[tuple[str, tuple[tuple[str, int, float, float], ...]], ...]:
     times: dict[str, dict[Value, list[float]]] = {}
     for record in records:
         for name, value in flatten(record.candidate.schedule).items():
@@ -139,3 +139,14 @@ def _importances(study: Any, good: int) -> tuple[tuple[str, float], ...]:
 
     found = optuna.importance.get_param_importances(study, evaluator=optuna.importance.PedAnovaImportanceEvaluator())
     return tuple((name, float(share)) for name, share in found.items() if math.isfinite(share) and share > 0)
+
+
+def failures(records: Iterable[Measurement]) -> tuple[Failure, ...]:
+    """Failed records by back end, by kind and by what was said, numbers in it aside; the most frequent first."""
+    alike: dict[tuple[str, str, str], list[Measurement]] = {}
+    for record in records:
+        if not record.timed:
+            said = re.sub(r"[\d.]+(e[-+]\d+)?|0x[\da-f]+", "0", record.detail.strip())
+            alike.setdefault((record.candidate.backend, record.kind, said), []).append(record)
+    told = [Failure(backend, kind, len(same), str(same[0].candidate), same[0].detail.strip()) for (backend, kind, _), same in alike.items()]
+    return tuple(sorted(told, key=lambda failure: -failure.count))

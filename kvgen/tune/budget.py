@@ -1,53 +1,22 @@
-"""The budget of a tuning run, in measurements and in seconds."""
+"""The budget of a build, in measurements and in seconds, and how far the build is."""
 
 from __future__ import annotations
 
 import math
 import re
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from numbers import Integral, Real
+from typing import Literal
 
-RESERVE = 0.2
-"""Least fraction of the seconds that is kept for the final."""
-MOST_RESERVE = 0.5
-"""Largest fraction, however long the final takes."""
-AGAIN = 0.25
-"""Fraction of the final's time that is kept for more rounds at workloads whose winner is unclear."""
+RESERVE, MOST_RESERVE = 0.2, 0.5
+"""Fraction of the seconds that is kept for the final, and the largest one where the final takes longer."""
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h)(?:(?<=s)ec(?:ond)?s?|(?<=m)in(?:ute)?s?|(?<=h)(?:r|our)s?)?\s*")
 _DURATION = re.compile(rf"\d+(?:\.\d+)?|(?:{_PART.pattern})+")
-
-
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """Bounds of a run; None means unbounded. With neither, the whole space is measured."""
-
-    trials: int | None = None
-    """Measurements of one schedule at one workload. The default schedule is measured whatever the bound is."""
-    seconds: float | None = None
-    """Wall-clock seconds for everything: compiling, measuring, finalists."""
-
-    @property
-    def only_trials(self) -> bool:
-        """Whether the number of measurements is the only bound."""
-        return self.trials is not None and self.seconds is None
-
-    def __post_init__(self) -> None:
-        """Raises TypeError for other types than numbers, ValueError for numbers that bound nothing or leave nothing."""
-        _require("trials must be a whole number", self.trials, Integral)
-        _require("seconds of a budget must be a number", self.seconds, Real)
-        if self.trials is not None and self.trials < 1:
-            raise ValueError(f"trials must be 1 or more, not {self.trials}")
-        if self.seconds is not None and not 0 < self.seconds < math.inf:
-            raise ValueError(f"a budget must be longer than 0 s, and end, not {self.seconds:g} s")
-
-
-def _require(what: str, bound: object, kind: type) -> None:
-    if bound is not None and (isinstance(bound, bool) or not isinstance(bound, kind)):
-        raise TypeError(f"{what}, not {bound!r:.60}")
 
 
 def parse_duration(text: str) -> float:
@@ -59,15 +28,40 @@ def parse_duration(text: str) -> float:
     return sum(float(number) * _UNITS[unit] for number, unit in parts) if parts else float(compact)
 
 
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Bounds of a build; None means unbounded. With neither, the whole space is measured."""
+
+    trials: int | None = None
+    """Measurements of one schedule at one workload. The default schedule is measured whatever the bound is."""
+    seconds: float | None = None
+    """Wall-clock seconds for everything: compiling, measuring, finalists."""
+
+    def __post_init__(self) -> None:
+        """Raises TypeError for other types than numbers, ValueError for numbers that bound nothing or leave nothing."""
+        bounds: tuple[tuple[str, object, type], ...] = (
+            ("trials must be a whole number", self.trials, Integral),
+            ("seconds of a budget must be a number", self.seconds, Real),
+        )
+        for what, bound, kind in bounds:
+            if bound is not None and (isinstance(bound, bool) or not isinstance(bound, kind)):
+                raise TypeError(f"{what}, not {bound!r:.60}")
+        if self.trials is not None and self.trials < 1:
+            raise ValueError(f"trials must be 1 or more, not {self.trials}")
+        if self.seconds is not None and not 0 < self.seconds < math.inf:
+            raise ValueError(f"a budget must be longer than 0 s, and end, not {self.seconds:g} s")
+
+
 @dataclass
 class Clock:
-    """The rest of a budget."""
+    """What is left of a budget."""
 
     budget: Budget
     now: Callable[[], float] = time.monotonic
     used: int = 0
+    """Measurements so far."""
     final_seconds: float = 0.0
-    """Seconds of the shortest final, as far as is known beforehand."""
+    """Seconds of the shortest final."""
     start: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -75,12 +69,12 @@ class Clock:
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the run began."""
+        """Seconds since the build began."""
         return self.now() - self.start
 
     @property
     def left(self) -> float | None:
-        """Seconds left of the whole run; None without a bound."""
+        """Seconds left of the whole build; None without a bound."""
         return None if self.budget.seconds is None else max(0.0, self.budget.seconds - self.elapsed)
 
     @property
@@ -99,5 +93,43 @@ class Clock:
 
     @property
     def search_over(self) -> bool:
-        """True once only the finalists may still be measured."""
+        """Whether only the finalists may still be measured."""
         return self.trials_left == 0 or self.search_left == 0
+
+
+Phase = Literal["waiting", "compiling", "measuring", "finalists", "done"]
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best time of one workload so far, in µs, beside the default's (None until it is measured)."""
+
+    us: float
+    schedule: str
+    default_us: float | None
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A snapshot of a build."""
+
+    phase: Phase
+    note: str
+    """The current activity."""
+    done: int
+    """Measurements taken in this build."""
+    planned: int | None
+    """Measurements that it may take at most; None until the search begins."""
+    known: int
+    """Measurements found from earlier builds."""
+    failures: Counter[str]
+    """Outcomes other than ok, by kind."""
+    best: Mapping[str, Best]
+    """By workload key."""
+    elapsed: float
+    """Seconds."""
+    left: float | None
+    """Seconds left of the budget; None without a bound."""
+
+
+Watch = Callable[[Progress], None]

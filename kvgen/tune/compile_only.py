@@ -1,4 +1,4 @@
-"""Compiling a space where nothing can be run: resources by schedule, spilling schedules excluded, untuned entries."""
+"""Compiles a search space where nothing can be run: resources by schedule, spilling schedules excluded, an untuned entry."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,9 @@ from kvgen.spec import AnySpec
 from kvgen.spec.target import resolve
 from kvgen.toolchain import Artifact, ArtifactCache
 from kvgen.toolchain.compile import build_many
-from kvgen.tune.contenders import Contender, contenders, require
-from kvgen.tune.progress import Progress, Watch
+from kvgen.tune.budget import Progress, Watch
+from kvgen.tune.candidates import contenders, require_toolchain
 from kvgen.tune.register import make_untuned
-from kvgen.tune.trial_store import flatten
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class CompileReport:
     seconds: float
     feasible: int
     """Schedules of the search space; more than were compiled where `limit` asked for a covering set."""
-    refusals: tuple[str, ...] = field(default=())
+    refusals: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -85,7 +84,7 @@ def compile_space(
     """Compile the spec's schedules without running them; the defaults of the first back end are registered as an untuned entry, unless a
     tuned one is there.
 
-    With `limit`, at most that many schedules per back end (but all of these), chosen so that every value of every parameter occurs
+    With `limit`, at most that many schedules per back end (but all defaults), chosen so that every value of every parameter occurs
     (as far as they go). Modules stay in the cache, where a later tuning finds them. Raises ToolchainMissing without a compiler,
     UnsupportedError where no back end takes the spec, CompileError where not even a default compiles, HostError where the disk
     fails: before anything is compiled if the registry or the cache cannot be written.
@@ -96,54 +95,33 @@ def compile_space(
     store.require_writable()
     cache.require_writable()
     sources = Sources(spec, target, {c.backend.name: c.backend for c in found})
-    require(sources, found, cache, compile_only=True)
+    require_toolchain(sources, found, cache, compile_only=True)
     began = time.monotonic()
-    outcomes: list[CompileOutcome] = []
-    registered: tuple[Entry, Path] | None = None
-    feasible = 0
-    jobs: list[tuple[Contender, Schedule, Source]] = []
-    for c in found:
-        every = list(c.space.schedules())
-        feasible += len(every)
-        first = c.defaults
-        chosen = list(dict.fromkeys([*first, *every])) if limit is None else covering(c.space, every, first, limit)
-        jobs += [(c, schedule, sources.of(schedule)) for schedule in chosen]
-    failures: Counter[str] = Counter()
-    built: dict[Schedule, tuple[Source, Artifact]] = {}
-    unmeasured = found[0].defaults
-    for index, result in build_many([source for _, _, source in jobs], workers, cache):
-        c, schedule, source = jobs[index]
-        outcome = _outcome(schedule, result)
-        outcomes.append(outcome)
-        if outcome.kind != "ok":
-            failures[outcome.kind] += 1
-        if c is found[0] and schedule in unmeasured:
-            built[schedule] = (source, _required(result, c))
-            if len(built) == len(unmeasured):
-                registered = _register(make_untuned(spec, target, c, built), store)
-        elapsed = time.monotonic() - began
-        watch(Progress("compiling", str(schedule), len(outcomes), len(jobs), 0, failures.copy(), {}, elapsed, None))
-    order = {schedule.id: place for place, (_, schedule, _) in enumerate(jobs)}
-    outcomes.sort(key=lambda one: order[one.schedule.id])
-    assert registered is not None, "its schedules are among those that were compiled"
-    return CompileReport(spec, target, tuple(outcomes), *registered, time.monotonic() - began, feasible, tuple(map(str, refusals)))
-
-
-def _required(result: Artifact | CompileError | CompilerCrash, c: Contender) -> Artifact:
-    """The module of a default. Raises what kept it from being compiled."""
-    if isinstance(result, CompilerCrash):
-        raise result
-    if isinstance(result, CompileError):
-        raise CompileError(f"a default schedule of {c.backend.name} does not compile", str(result))
-    return result
-
-
-def _register(entry: Entry, store: Store) -> tuple[Entry, Path]:
-    """The entry where it is stored, or the tuned one that is there."""
-    for one in store.find(entry.spec):
-        if one.entry is not None and one.entry.key == entry.key and one.entry.timings:
-            return one.entry, one.path
-    return entry, store.put(entry)
+    spaces = [(c, list(c.space.schedules())) for c in found]
+    jobs: list[tuple[Schedule, Source]] = []
+    for c, every in spaces:
+        chosen = list(dict.fromkeys([*c.defaults, *every])) if limit is None else covering(c.space, every, c.defaults, limit)
+        jobs += [(schedule, sources.of(schedule)) for schedule in chosen]
+    outcomes: dict[int, CompileOutcome] = {}
+    defaults: dict[Schedule, tuple[Source, Artifact]] = {}
+    for index, result in build_many([source for _, source in jobs], workers, cache):
+        schedule, source = jobs[index]
+        outcomes[index] = _outcome(schedule, result)
+        if schedule in found[0].defaults:
+            if isinstance(result, CompilerCrash):
+                raise result
+            if isinstance(result, CompileError):
+                raise CompileError(f"a default schedule of {schedule.backend} does not compile", str(result))
+            defaults[schedule] = source, result
+        failures = Counter(one.kind for one in outcomes.values() if one.kind != "ok")
+        watch(Progress("compiling", str(schedule), len(outcomes), len(jobs), 0, failures, {}, time.monotonic() - began, None))
+    entry = make_untuned(spec, target, found[0], {one: defaults[one] for one in found[0].defaults})
+    tuned = (one for one in store.find(spec) if one.entry is not None and one.entry.key == entry.key and one.entry.timings)
+    there = next(tuned, None)
+    entry, path = (there.entry, there.path) if there is not None and there.entry is not None else (entry, store.put(entry))
+    every_outcome = tuple(outcome for _, outcome in sorted(outcomes.items()))
+    feasible, seconds = sum(len(every) for _, every in spaces), time.monotonic() - began
+    return CompileReport(spec, target, every_outcome, entry, path, seconds, feasible, tuple(map(str, refusals)))
 
 
 def _outcome(schedule: Schedule, result: Artifact | CompileError | CompilerCrash) -> CompileOutcome:
@@ -151,8 +129,7 @@ def _outcome(schedule: Schedule, result: Artifact | CompileError | CompilerCrash
         return CompileOutcome(schedule, "compiler_crash", detail=str(result))
     if isinstance(result, CompileError):
         return CompileOutcome(schedule, "compile_error", detail=str(result))
-    kernels = result.resources.kernels.values()
-    spills = result.resources.spill_bytes
+    kernels, spills = result.resources.kernels.values(), result.resources.spill_bytes
     return CompileOutcome(
         schedule,
         "spills" if spills else "ok",
@@ -166,12 +143,16 @@ def _outcome(schedule: Schedule, result: Artifact | CompileError | CompilerCrash
 
 def covering(space: SearchSpace, schedules: Iterable[Schedule], first: Sequence[Schedule], limit: int) -> list[Schedule]:
     """The `first` and others, `limit` in all (but all of the first), that together show as many parameter values as they can."""
+
+    def values(schedule: Schedule) -> set[tuple[str, object]]:
+        return {*schedule.layout.items(), *schedule.launch.items()}
+
     rest = [schedule for schedule in schedules if schedule not in first]
     random.Random(space.backend).shuffle(rest)
-    chosen, seen = list(first), {item for schedule in first for item in flatten(schedule).items()}
+    chosen, seen = list(first), {item for schedule in first for item in values(schedule)}
     while rest and len(chosen) < limit:
-        best = max(rest, key=lambda schedule: len(set(flatten(schedule).items()) - seen))
+        best = max(rest, key=lambda schedule: len(values(schedule) - seen))
         chosen.append(best)
-        seen |= set(flatten(best).items())
+        seen |= values(best)
         rest.remove(best)
     return chosen

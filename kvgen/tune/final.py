@@ -1,93 +1,133 @@
-"""The final: the best candidates of a search, measured again side by side."""
+"""The final's entrants, and the decision among them.
+
+The incumbent (the registered winner, or else the workload's default) stays unless another is clearly faster; a fixed order decides ties.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from kvgen.errors import CompileError, CompilerCrash, ToolchainMissing, UnsupportedError
-from kvgen.lower.schedule import Schedule
+from kvgen.lower.schedule import Params, Schedule
+from kvgen.measure.measurement import Candidate, Measurement, VerdictKind
 from kvgen.spec import AnyWorkload
-from kvgen.toolchain import Artifact
-from kvgen.tune.budget import AGAIN, Clock
-from kvgen.tune.candidate import Candidate, Record
-from kvgen.tune.compile_queue import CompileQueue
-from kvgen.tune.decide import finalists, unclear
-from kvgen.tune.progress import Phase
-from kvgen.tune.runner import Runner, verified
+from kvgen.tune.search import geomean
+
+LAUNCHES, RIVALS = 5, 1
+"""Launches per workload that the best layout sends to the final, and other layouts that send their best launch."""
+
+Compare = Callable[[Measurement, Measurement], VerdictKind]
+"""How the first record compares with the second, beyond noise."""
 
 
-@dataclass
-class Final:
-    """The final of a run. `defaults` and `present`, both by workload key, are the launches to beat."""
+@dataclass(frozen=True)
+class Decision:
+    """The winner: one layout, and for each workload the record of the fastest back end."""
 
-    workloads: Sequence[AnyWorkload]
-    defaults: Mapping[str, Schedule]
-    present: Mapping[str, Schedule]
-    runner: Runner
-    queue: CompileQueue
-    clock: Clock
-    tell: Callable[[Phase, str], None]
-    interrupted: bool = False
-    """Whether Ctrl-C ended the further rounds. The final is complete without them."""
-    left_out: dict[Schedule, str] = field(default_factory=dict)
-    """Finalists that could not be compiled here, with the reason: an earlier run or another host measured them."""
+    layout: Params
+    launches: Mapping[str, Measurement]
+    rivals: Mapping[str, Measurement]
+    """By workload, the best record of another back end over the same layout, if there is one."""
+    runners_up: tuple[tuple[Params, Mapping[str, Measurement]], ...]
+    """The best records of every other layout, the best layout first."""
+    why: str
 
-    def measure(self, known: Callable[[], Sequence[Record]], refute: Callable[[Record], None], keep: Sequence[Candidate]) -> list[Record]:
-        """The finalists' records. `known` gives the records of the search; those of `keep` that were right take part whatever their times.
 
-        Earlier runs and other hosts measured modules of their own, so a finalist that this run has not verified is verified first. One
-        that fails is told to `refute`, whose caller replaces its record, and others take its place.
-        """
-        entrants = self._entrants(known, refute, keep)
-        if not entrants:
-            return []
-        self.tell("finalists", f"{len(entrants)} finalists are timed side by side")
-        left = self.clock.left
-        records = self._again(self.runner.final(entrants, None if left is None else left * (1 - AGAIN)), dict(entrants))
-        passed = {candidate: self.runner.passed[artifact.sha256, candidate.workload.key] for candidate, artifact in entrants}
-        return [replace(record, accuracy=passed[record.candidate]) for record in records]
+def finalists(records: Iterable[Measurement], workloads: Sequence[AnyWorkload], keep: Iterable[Candidate]) -> list[Candidate]:
+    """Candidates to measure again side by side: `keep`; per workload the best launches of the best layout and the best launch of the
+    next best layouts; and of each of these layouts the best launch of every back end.
+    """
+    good = sorted((record for record in records if record.timed), key=lambda record: record.cost)
 
-    def _entrants(
-        self, known: Callable[[], Sequence[Record]], refute: Callable[[Record], None], keep: Sequence[Candidate]
-    ) -> list[tuple[Candidate, Artifact]]:
-        while True:
-            right = {record.candidate.key for record in known() if record.ok}
-            candidates = finalists(known(), self.workloads, [candidate for candidate in keep if candidate.key in right])
-            for candidate in candidates:
-                self.queue.start(candidate.schedule)
-            if self.runner.exclusive:
-                self.queue.wait_idle()
-            entrants = self._compiled(candidates)
-            judged = (verified(self.runner, candidate, artifact) for candidate, artifact in entrants)
-            failed = next((record for record in judged if not record.right), None)
-            if failed is None:
-                return entrants
-            refute(failed)
+    def here(layout: Params, workload: AnyWorkload) -> list[Measurement]:
+        return [r for r in good if r.candidate.layout == layout and r.candidate.workload.key == workload.key]
 
-    def _compiled(self, candidates: Sequence[Candidate]) -> list[tuple[Candidate, Artifact]]:
-        found = [(candidate, self._artifact(candidate.schedule)) for candidate in candidates]
-        return [(candidate, artifact) for candidate, artifact in found if artifact is not None]
+    def score(layout: Params) -> float:
+        return geomean((next((r.cost for r in here(layout, work)), math.inf), work.weight) for work in workloads)
 
-    def _artifact(self, schedule: Schedule) -> Artifact | None:
-        try:
-            return self.queue.artifact(schedule)
-        except (CompileError, CompilerCrash, ToolchainMissing, UnsupportedError) as error:
-            self.left_out[schedule] = str(error)
-            return None
+    candidates = dict.fromkeys(keep)
+    for place, layout in enumerate(sorted(dict.fromkeys(record.candidate.layout for record in good), key=score)[: 1 + RIVALS]):
+        for workload in workloads:
+            best = [record.candidate for record in here(layout, workload)]
+            candidates.update(dict.fromkeys(best[: LAUNCHES if place == 0 else 1]))
+            candidates.update(dict.fromkeys({candidate.backend: candidate for candidate in reversed(best)}.values()))
+    return list(candidates)
 
-    def _again(self, records: Sequence[Record], artifacts: Mapping[Candidate, Artifact]) -> list[Record]:
-        """The final's records, with more rounds for all finalists of workloads whose winner is unclear, if time is left."""
-        works = {w.key for w in unclear(records, self.workloads, self.defaults, self.present, self.runner.compare)}
-        candidates = [record.candidate for record in records if record.ok and record.candidate.workload.key in works]
-        left = self.clock.left
-        if not candidates or (left is not None and left < self.runner.shortest_final(len(candidates))):
-            return list(records)
-        self.tell("finalists", f"{len(candidates)} finalists are timed again")
-        more: dict[Candidate, Record] = {}
-        try:
-            again = self.runner.final([(candidate, artifacts[candidate]) for candidate in candidates], left)
-            more = {record.candidate: record for record in again}
-        except KeyboardInterrupt:
-            self.interrupted = True
-        return [record.joined(more[record.candidate]) if record.candidate in more else record for record in records]
+
+def most_finalists(workloads: int, backends: int) -> int:
+    """Upper bound of the number of finalists: defaults, present winner, launches of the best and of the next best layouts."""
+    return workloads * (backends + 1 + LAUNCHES + backends - 1 + RIVALS * backends)
+
+
+def decide(
+    records: Sequence[Measurement],
+    workloads: Sequence[AnyWorkload],
+    defaults: Mapping[str, Schedule],
+    present: Mapping[str, Schedule],
+    compare: Compare,
+) -> Decision | None:
+    """The winner among the finalists' records; None where no layout is right at every workload.
+
+    Within a layout each workload takes its fastest launch, of any back end. `present` is the registered winner's launch per
+    workload key, or empty. It, or else the workload's default, stays unless another is clearly faster. A layout that is clearly
+    slower than the default at any workload never wins. `defaults` are by workload key, too, and have one layout.
+    """
+    good = [record for record in records if record.timed]
+    incumbents = {workload.key: present.get(workload.key, defaults[workload.key]).id for workload in workloads}
+    picks: dict[Params, dict[str, Measurement]] = {}
+    for layout in dict.fromkeys(record.candidate.layout for record in records):
+        here = {w.key: [r for r in good if r.candidate.layout == layout and r.candidate.workload.key == w.key] for w in workloads}
+        if all(here.values()):
+            picks[layout] = {key: _pick(mine, incumbents[key], compare) for key, mine in here.items()}
+    if not picks:
+        return None
+    to_beat = {r.candidate.workload.key: r for r in good if r.candidate.schedule.id == defaults[r.candidate.workload.key].id}
+    ranked = sorted(picks, key=lambda layout: geomean((picks[layout][w.key].cost, w.weight) for w in workloads))
+    sound = [layout for layout in ranked if not _loses(picks[layout], to_beat, compare)] or ranked
+    tied = [layout for layout in sound if layout == sound[0] or not _loses(picks[layout], picks[sound[0]], compare)]
+    incumbent = next(iter((present or defaults).values())).layout
+    if len(tied) == 1:
+        layout, why = sound[0], "fastest layout"
+    elif incumbent in tied:
+        layout, why = incumbent, "the present layout stays: no other is clearly faster"
+    else:
+        layout = min(tied, key=lambda one: [_tie_order(record) for _, record in sorted(picks[one].items())])
+        why = f"first in the fixed order among {len(tied)} layouts within noise"
+    pick = picks[layout]
+    rivals: dict[str, Measurement] = {}
+    for record in sorted(good, key=lambda record: record.cost):
+        winner = pick[record.candidate.workload.key].candidate
+        if record.candidate.layout == layout and record.candidate.backend != winner.backend:
+            rivals.setdefault(winner.workload.key, record)
+    won: dict[str, list[str]] = {}
+    for key, record in pick.items():
+        won.setdefault(record.candidate.backend, []).append(key)
+    if len(won) > 1:
+        why += "; " + ", ".join(f"{backend} at {' '.join(keys)}" for backend, keys in sorted(won.items()))
+    return Decision(layout, pick, rivals, tuple((other, picks[other]) for other in ranked if other != layout), why)
+
+
+def _loses(pick: Mapping[str, Measurement], to: Mapping[str, Measurement], compare: Compare) -> bool:
+    """Whether some workload is clearly slower."""
+    return any(
+        compare(pick[key], other) == "slower" for key, other in to.items() if pick[key].candidate.schedule.id != other.candidate.schedule.id
+    )
+
+
+def _pick(records: Sequence[Measurement], incumbent: str, compare: Compare) -> Measurement:
+    """The fastest record; where others are within noise of it the incumbent, else the first in the fixed order."""
+    best = min(records, key=lambda record: record.cost)
+    tied = [record for record in records if record is best or compare(best, record) != "faster"]
+    return next((r for r in tied if r.candidate.schedule.id == incumbent), None) or min(tied, key=_tie_order)
+
+
+def _tie_order(record: Measurement) -> tuple[int, int, str]:
+    """The fixed order among equals: fewer registers, less shared memory, then the schedule's id."""
+    kernels: list[Mapping[str, Any]] = list(record.resources.get("kernels", {}).values())
+    return (
+        max((int(kernel.get("registers", 0)) for kernel in kernels), default=0),
+        max((int(kernel.get("shared_bytes", 0)) for kernel in kernels), default=0),
+        record.candidate.schedule.id,
+    )

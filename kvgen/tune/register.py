@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvgen.arch import Target
 from kvgen.lower.backend import Source, Sources
 from kvgen.lower.schedule import Schedule
+from kvgen.measure.measurement import Measurement
 from kvgen.plaindata import Facts
 from kvgen.registry.default import untuned_entry
 from kvgen.registry.device import here
@@ -17,11 +18,12 @@ from kvgen.registry.provenance import provenance
 from kvgen.spec import AnySpec, AnyWorkload, KernelSpec
 from kvgen.spec.timing import Timing
 from kvgen.toolchain import Artifact
-from kvgen.tune.candidate import Record
-from kvgen.tune.compile_queue import CompileQueue
-from kvgen.tune.contenders import Contender
-from kvgen.tune.decide import Decision
+from kvgen.tune.candidates import Contender
 from kvgen.verify.quality import format_quality
+
+if TYPE_CHECKING:
+    from kvgen.tune.final import Decision
+    from kvgen.tune.measuring import CompileQueue
 
 MOST_LAUNCHES = 4
 """Of an entry, unless more workloads have winners of their own."""
@@ -32,7 +34,7 @@ def make_entry(
     decision: Decision,
     more: Sequence[Schedule],
     compile_queue: CompileQueue,
-    records: Sequence[Record],
+    records: Sequence[Measurement],
     defaults: Mapping[str, Schedule],
     facts: Mapping[str, Any],
 ) -> Entry:
@@ -107,9 +109,9 @@ def toolchain(compiler: str) -> dict[str, Any]:
     return {"compiler": compiler, "python": platform.python_version(), "torch": version("torch"), "tvm_ffi": version("apache-tvm-ffi")}
 
 
-def _cost(records: Sequence[Record], schedule: Schedule, work: AnyWorkload) -> float | None:
+def _cost(records: Sequence[Measurement], schedule: Schedule, work: AnyWorkload) -> float | None:
     """µs of a schedule at a workload among some records."""
-    costs = [r.cost for r in records if r.ok and r.candidate.schedule.id == schedule.id and r.candidate.workload.key == work.key]
+    costs = [r.cost for r in records if r.timed and r.candidate.schedule.id == schedule.id and r.candidate.workload.key == work.key]
     return costs[0] if costs else None
 
 
@@ -124,7 +126,7 @@ def _runner_up(decision: Decision) -> dict[str, Any] | None:
     return {"launches": _describe(decision.rivals), "layout": other}
 
 
-def _describe(launches: Mapping[str, Record]) -> dict[str, Any]:
+def _describe(launches: Mapping[str, Measurement]) -> dict[str, Any]:
     return {
         key: {"backend": record.candidate.backend, "launch": dict(record.candidate.schedule.launch), "us": record.cost}
         for key, record in launches.items()

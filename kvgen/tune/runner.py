@@ -1,70 +1,180 @@
-"""The interface through which the tuner measures: `IsolatedRunner` implements it, tests use a fake."""
+"""Measures candidates in worker processes, one per device, so that a candidate that crashes or hangs costs one measurement."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, replace
+from pathlib import Path
+from threading import Event, Lock
+from typing import Any
 
+from filelock import FileLock, Timeout
+
+from kvgen._machine import available_bytes, cores
+from kvgen._nvml import gpu_uuid, named_gpus, visible_gpus
+from kvgen.arch import Target, device_type
+from kvgen.errors import MeasureError, host_errors
+from kvgen.measure.device import fingerprint
+from kvgen.measure.measurement import LEAST_ROUNDS, Candidate, Job, Measurement, TimingPolicy, VerdictKind, compare
+from kvgen.measure.worker import Worker, compile_read_roofline
 from kvgen.plaindata import Facts
+from kvgen.spec import AnySpec
 from kvgen.toolchain import Artifact
-from kvgen.tune.candidate import Candidate, Record
-from kvgen.tune.decide import Kind
+from kvgen.verify import CheckPolicy
+
+CPU_SEARCH = TimingPolicy(seconds=0.2)
+CUDA_SEARCH = TimingPolicy(seconds=0.05, warmup_seconds=0.02)
+FINAL = TimingPolicy(seconds=0.05, warmup_seconds=0.01, samples=15, read=True)
+ROUNDS = 15
+"""Rounds of the final, where there is time."""
+CLEAR = 0.01
+"""Relative gain that counts as faster: samples of one round are paired, so 1 % is distinguishable from noise."""
+OVERHEAD_S = 0.05
+"""Seconds that a finalist's sample takes besides the timed calls: graph capture, copies of inputs, the read roofline."""
+TIMEOUT_S = 60.0
+WAIT_S = 0.2
+"""Seconds after which a wait for another process's measurement looks whether the build has ended."""
 
 Passed = tuple[str, str]
 """(sha256 of a compiled module, key of a workload)."""
 
 
-def verified(runner: Runner, candidate: Candidate, artifact: Artifact) -> Record:
-    """`Runner.verify`, unless the runner has verified this module at this workload already."""
-    accuracy = runner.passed.get((artifact.sha256, candidate.workload.key))
-    if accuracy is None:
-        return runner.verify(candidate, artifact)
-    return Record(candidate, "ok", accuracy=accuracy, resources=artifact.resources.to_json(), module=artifact.sha256)
+class Runner:
+    """Verifies and times compiled candidates in killable workers.
 
+    Of the processes that share a folder of locks, only one measures on a device at a time.
+    """
 
-class Runner(Protocol):
-    """Verifies and times compiled candidates, each in a process that can be killed."""
+    def __init__(
+        self,
+        spec: AnySpec,
+        target: Target,
+        locks: Path,
+        devices: Sequence[int] | None = None,
+        *,
+        memory_bytes: int | None = None,
+        timeout_s: float = TIMEOUT_S,
+        check: CheckPolicy | None = None,
+    ) -> None:
+        """`devices` are GPU indices among the visible ones; None means the current device. Lock files go to `locks`.
 
-    devices: int
-    """Candidates that can be measured at the same time."""
-    exclusive: bool
-    """Compilers must rest while something is measured."""
-    policy: Mapping[str, Any]
-    """Device, timing and verification policies: part of every study's name."""
-
-    @property
-    def passed(self) -> Mapping[Passed, Facts]:
-        """What this runner has verified, with its errors; no record of another run is in it."""
-        ...
+        A candidate may take `memory_bytes` of host memory (half of what is free by default) and `timeout_s` per stage.
+        Raises KvgenError for a GPU that is not visible.
+        """
+        self._spec, self._target, self._timeout_s, self._check = spec, target, timeout_s, check or CheckPolicy()
+        self.passed: dict[Passed, Facts] = {}
+        """What was verified by this runner, with its errors; no measurement of another build is in it."""
+        self._verified: dict[str, Mapping[str, float]] = {}
+        """Errors by sha256: checks that do not depend on the workload run once."""
+        self._verifying: dict[str, Lock] = {}
+        self._closed = Event()
+        visible = [] if target == "cpu" else visible_gpus()
+        names: Sequence[str | None] = named_gpus(devices) if devices and target != "cpu" else [None]
+        self.devices, self.exclusive = len(names), target == "cpu"
+        """Candidates that can be measured at the same time; whether compilers must rest then."""
+        self._search = CPU_SEARCH if target == "cpu" else CUDA_SEARCH
+        self.policy: Mapping[str, Any] = {"device": fingerprint(target), "timing": asdict(self._search), "check": asdict(self._check)}
+        """Part of every study's name."""
+        memory_bytes = memory_bytes if memory_bytes is not None else available_bytes() // (1 + self.devices)
+        self._workers = [Worker(memory_bytes, _environment(name, len(names))) for name in names]
+        first = visible[0] if visible else "cpu" if target == "cpu" else "gpu"
+        self._locks = [locks / f"measure-{gpu_uuid(name or first) if visible else first}.lock" for name in names]
 
     def ready(self) -> None:
-        """Start workers and compile the read roofline. Optional: it only saves the first measurement that time. Thread-safe."""
-        ...
+        """Start all workers at the same time, and compile the read roofline: it only saves the first measurement that time."""
+        with ThreadPoolExecutor(self.devices, thread_name_prefix="start") as pool:
+            starting = pool.map(self._start, range(self.devices))
+            compile_read_roofline(self._target)
+            list(starting)
+
+    def _start(self, device: int) -> None:
+        with self._locked(device):
+            self._workers[device].start(device_type(self._target))
 
     def shortest_final(self, entrants: int) -> float:
-        """Least seconds that the final takes for `entrants` candidates."""
-        ...
+        """Least seconds that the final takes for so many candidates."""
+        return entrants * LEAST_ROUNDS * (FINAL.seconds + FINAL.warmup_seconds + OVERHEAD_S)
 
-    def measure(self, candidate: Candidate, artifact: Artifact, device: int) -> Record:
-        """Verify, then time. A crash, a hang or a wrong result of the candidate becomes its record."""
-        ...
-
-    def final(self, entrants: Sequence[tuple[Candidate, Artifact]], seconds: float | None) -> list[Record]:
-        """Measure the finalists again, interleaved A B C A B C …, so that drift of the machine affects all alike. Takes about
-        `seconds` where given, but at least the shortest final: every finalist and the read roofline, LEAST_ROUNDS times.
+    def measure(self, candidate: Candidate, artifact: Artifact, device: int) -> Measurement:
+        """Verify, then time. A crash, a hang or a wrong result of the candidate becomes its record. A device that measures a module which
+        another one verifies now waits for its verdict.
         """
-        ...
+        return self._judged(candidate, artifact, device, self._search)
 
-    def verify(self, candidate: Candidate, artifact: Artifact) -> Record:
-        """Verify a candidate at its workload, without timing it: `Record.right` says whether it is. Checks that do not depend on a workload
-        run only if the module has not passed them.
+    def verify(self, candidate: Candidate, artifact: Artifact) -> Measurement:
+        """Verify on the first device without timing, unless this runner has verified the module at this workload already."""
+        accuracy = self.passed.get((artifact.sha256, candidate.workload.key))
+        if accuracy is None:
+            return self._judged(candidate, artifact, 0, None)
+        return candidate.measured("ok", accuracy=accuracy, resources=artifact.resources.to_json(), module=artifact.sha256)
+
+    def _judged(self, candidate: Candidate, artifact: Artifact, device: int, timing: TimingPolicy | None) -> Measurement:
+        module = artifact.sha256
+        with self._verifying.setdefault(module, Lock()) if module not in self._verified else nullcontext():
+            before = self._verified.get(module)
+            job = self._job(candidate, artifact, timing, replace(self._check, workloads_only=before is not None))
+            with self._locked(device):
+                outcome = self._workers[device].run(job, self._timeout_s)
+            accuracy = {name: max((before or {}).get(name, 0.0), error) for name, error in {**(before or {}), **outcome.accuracy}.items()}
+            outcome = replace(outcome, accuracy=accuracy)
+            if outcome.ok:
+                self._verified[module] = self.passed[module, candidate.workload.key] = accuracy
+        return _of(candidate, artifact, outcome)
+
+    def final(self, entrants: Sequence[tuple[Candidate, Artifact]], seconds: float | None) -> list[Measurement]:
+        """Time verified candidates A B C A B C … on the first device, so that drift of the machine affects all alike. Takes about `seconds`
+        where given, but at least the shortest final. A finalist that fails is out.
         """
-        ...
+        jobs = [self._job(candidate, artifact, FINAL, None) for candidate, artifact in entrants]
+        with self._locked(0):
+            outcomes = self._workers[0].interleave(jobs, ROUNDS, self._timeout_s, seconds=seconds)
+        return [_of(candidate, artifact, outcome) for (candidate, artifact), outcome in zip(entrants, outcomes, strict=True)]
 
-    def compare(self, new: Record, old: Record) -> Kind:
+    def compare(self, new: Measurement, old: Measurement) -> VerdictKind:
         """How `new` compares with `old`, beyond noise."""
-        ...
+        return compare(new.samples, old.samples, min_effect=CLEAR).kind
 
     def close(self) -> None:
-        """Kill all workers."""
-        ...
+        """Kill all workers. A thread that waits for a device gives up, too."""
+        self._closed.set()
+        for worker in self._workers:
+            worker.close()
+
+    def _job(self, candidate: Candidate, artifact: Artifact, timing: TimingPolicy | None, check: CheckPolicy | None) -> Job:
+        return Job(self._spec, candidate.schedule, self._target, artifact.path, candidate.workload, check, timing)
+
+    @contextmanager
+    def _locked(self, device: int) -> Iterator[None]:
+        file = self._locks[device]
+        with host_errors("lock", file):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(file)
+            while not lock.is_locked:
+                if self._closed.is_set():
+                    raise MeasureError("the run has ended")
+                try:
+                    lock.acquire(timeout=WAIT_S)
+                except Timeout:
+                    continue
+        try:
+            yield
+        finally:
+            lock.release()
+
+
+def _environment(name: str | None, devices: int) -> dict[str, str]:
+    """Variables of a worker: its GPU, and of several workers, which compute references on the CPU at the same time, a share of threads."""
+    found = {} if name is None else {"CUDA_VISIBLE_DEVICES": name}
+    if devices > 1:
+        share, given = max(1, cores() // devices), os.environ.get("OMP_NUM_THREADS", "")
+        found["OMP_NUM_THREADS"] = str(min(share, int(given)) if given.isdigit() and int(given) else share)
+    return found
+
+
+def _of(candidate: Candidate, artifact: Artifact, outcome: Measurement) -> Measurement:
+    """What a worker answered, with the candidate and its module."""
+    resources = artifact.resources.to_json()
+    return replace(outcome, schedule=candidate.schedule, workload=candidate.workload, module=artifact.sha256, resources=resources)

@@ -1,22 +1,23 @@
-"""A tuning run: search, final, decision, entry."""
+"""A build: search, final, decision, entry."""
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Any
 
 from filelock import FileLock
 
 from kvgen.arch import Target
-from kvgen.errors import CompileError, CompilerCrash, KvgenError, MeasureError, ToolchainMissing, host_errors
+from kvgen.errors import CompileError, CompilerCrash, KvgenError, MeasureError, ToolchainMissing, UnsupportedError, host_errors
 from kvgen.lower.backend import Backend, Sources
-from kvgen.lower.schedule import Schedule
-from kvgen.measure.measurement import Job
-from kvgen.plaindata import Facts
+from kvgen.lower.schedule import Schedule, Value
+from kvgen.measure.measurement import Candidate, Job, Key, Measurement
 from kvgen.registry import stores, user_store
 from kvgen.registry.device import here
 from kvgen.registry.entry import Entry, entry_key
@@ -24,25 +25,75 @@ from kvgen.registry.store import Store
 from kvgen.spec import AnySpec
 from kvgen.spec.target import resolve
 from kvgen.toolchain import ArtifactCache
-from kvgen.tune.budget import Budget, Clock
-from kvgen.tune.candidate import Candidate, Record
-from kvgen.tune.compile_queue import CompileQueue
-from kvgen.tune.contenders import Contender, contenders, open_search, open_trial_stores, require
-from kvgen.tune.decide import Decision, decide, most_finalists
-from kvgen.tune.final import Final
-from kvgen.tune.measuring import MeasuringLoop
-from kvgen.tune.present import present_launches
-from kvgen.tune.progress import Best, Phase, Progress, Watch
+from kvgen.tune.budget import Best, Budget, Clock, Phase, Progress, Watch
+from kvgen.tune.candidates import Contender, contenders, present_launches, require_toolchain, study_name, warm_starts
+from kvgen.tune.final import decide, finalists, most_finalists
+from kvgen.tune.measuring import CompileQueue, Outcome, Pipeline
 from kvgen.tune.register import further, make_entry, with_known
-from kvgen.tune.result import TuningResult
-from kvgen.tune.runner import Runner, verified
-from kvgen.tune.search import Search
-from kvgen.tune.warm_start import warm_starts
+from kvgen.tune.runner import Runner
+from kvgen.tune.search import Search, open_queues
+from kvgen.tune.storage import Studies, open_database, open_journal, storage_errors
 
-if TYPE_CHECKING:
-    from optuna.storages import BaseStorage
+AWAIT_S = 1.0
+"""Seconds between two looks at what other hosts still measure, when nothing else is left."""
 
-    from kvgen.tune.trial_store import TrialStore
+
+@dataclass(frozen=True)
+class TuningResult:
+    """The registered entry and how it came about. `records` are all finished candidates, earlier builds' included."""
+
+    spec: AnySpec
+    target: Target
+    entry: Entry
+    path: Path
+    """Where the entry is in the registry."""
+    why: str
+    records: tuple[Measurement, ...] = ()
+    finalists: tuple[Measurement, ...] = ()
+    measured: int = 0
+    """Candidates measured in this build."""
+    known: int = 0
+    """Candidates that were finished in earlier builds."""
+    seconds: float = 0.0
+    interrupted: bool = False
+    reused: bool = False
+    """Another process built the same entry while this one waited for it."""
+    refusals: tuple[str, ...] = ()
+    """Back ends that do not support the spec, each with its reason."""
+    notes: tuple[str, ...] = ()
+    """What a build left out, each with the reason."""
+    studies: Mapping[str, str] = field(default_factory=dict)
+    """Optuna study by `backend workload`."""
+
+    @property
+    def failures(self) -> list[Measurement]:
+        """Everything that was not ok."""
+        return [record for record in (*self.records, *self.finalists) if not record.ok]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, without the samples of candidates that did not win."""
+        failed = []
+        for record in self.failures:
+            schedule, workload = record.candidate.schedule, record.candidate.workload.key
+            about = {"kind": record.kind, "schedule": schedule.to_json(), "id": schedule.id}
+            failed.append({**about, "workload": workload, "detail": record.detail})
+        return {
+            "spec": self.spec.name,
+            "target": self.target,
+            "key": self.entry.key,
+            "path": str(self.path),
+            "why": self.why,
+            "entry": self.entry.to_json(),
+            "measured": self.measured,
+            "known": self.known,
+            "seconds": round(self.seconds, 3),
+            "interrupted": self.interrupted,
+            "reused": self.reused,
+            "refusals": list(self.refusals),
+            "notes": list(self.notes),
+            "failures": failed,
+            "studies": dict(self.studies),
+        }
 
 
 def tune(
@@ -63,53 +114,57 @@ def tune(
 ) -> TuningResult:
     """Search the spaces of the back ends that support the spec, and register the winner in `store` (the user's).
 
-    One layout for the spec, one launch per workload, of any back end. Every module that the entry names is verified in this run.
+    One layout for the spec, one launch per workload, of any back end. Every module that the entry names is verified in this build.
     Interrupting it registers the best that it has verified so far. Only one process at a time tunes a key; another that waited takes
     over its entry. `storage` is a database URL that several hosts share; without it studies are journals in the cache. `devices` are
     GPU indices, one worker each. `fresh`: registered entries neither start the search nor have to be beaten; finished measurements
     still count, and the present entry's accuracy of a model is carried over. `all_schedules` also searches what the spaces' hints
     exclude.
 
-    Raises UnsupportedError, ToolchainMissing, MeasureError where no schedule is right at every workload, KeyboardInterrupt where the run
+    Raises UnsupportedError, ToolchainMissing, MeasureError where no schedule is right at every workload, KeyboardInterrupt where it
     is interrupted before one is known to be, or HostError where the disk fails: before anything is compiled if the registry or the cache
-    cannot be written. What `progress` raises ends the run as it is.
+    cannot be written. What `progress` raises ends the build as it is.
     """
     target = target or resolve(spec.arch)
     found, refusals = contenders(spec, target, backends, all_schedules=all_schedules)
-    store, cache, watch = store or user_store(), cache or ArtifactCache(), progress or (lambda _: None)
+    store, cache = store or user_store(), cache or ArtifactCache()
     store.require_writable()
     cache.require_writable()
     sources = Sources(spec, target, {c.backend.name: c.backend for c in found})
-    require(sources, found, cache, compile_only=False)
+    require_toolchain(sources, found, cache, compile_only=False)
     began = datetime.now(timezone.utc).isoformat(timespec="microseconds")
-    run = _Run(
-        sources, found, Clock(budget or Budget()), cache, watch, store, [str(refusal) for refusal in refusals], fresh=fresh
-    )  # fmt: skip
-    with _locked(cache, run.key, run) as waited:
-        if waited:
-            for one in store.find(spec):
-                if one.entry is not None and one.entry.key == run.key and str(one.entry.provenance.get("date", "")) >= began:
-                    return TuningResult(spec, target, one.entry, one.path, "built by another process meanwhile", reused=True)
-        if runner is None:
-            from kvgen.tune.isolated_runner import IsolatedRunner
-
-            runner = IsolatedRunner(spec, target, cache.root / "tuning", devices)
+    build = _Build(sources, found, Clock(budget or Budget()), cache, store, progress or (lambda _: None), seed, fresh=fresh)
+    with _locked(cache, build) as waited:
+        for one in store.find(spec) if waited else ():
+            if one.entry is not None and one.entry.key == build.key and str(one.entry.provenance.get("date", "")) >= began:
+                return TuningResult(spec, target, one.entry, one.path, "built by another process meanwhile", reused=True)
+        runner = runner or Runner(spec, target, cache.root / "tuning", devices)
         try:
-            return run.go(runner, seed, storage)
+            with storage_errors():
+                opened = open_database(storage) if storage else open_journal(cache.root / "studies" / f"{build.key}.journal")
+                names = {(c.backend.name, w.key): study_name(sources, c, w, runner.policy) for c in found for w in spec.workloads}
+                studies = Studies(opened, names, {c.backend.name: c.space for c in found}, seed)
+                try:
+                    return replace(build.run(studies, runner), refusals=tuple(map(str, refusals)))
+                finally:
+                    studies.close()
         finally:
             runner.close()
 
 
 @contextmanager
-def _locked(cache: ArtifactCache, key: str, run: _Run) -> Iterator[bool]:
+def _locked(cache: ArtifactCache, build: _Build) -> Iterator[bool]:
     """Hold the key's lock, which the operating system releases when its holder dies. Yields True if another process held it before."""
-    file = cache.root / "tuning" / f"{key}.lock"
+    file = cache.root / "tuning" / f"{build.key}.lock"
     with host_errors("lock", file):
         file.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(file)
-        waited = not _acquired(lock)
+        lock, waited = FileLock(file), False
+        try:
+            lock.acquire(timeout=0)
+        except TimeoutError:
+            waited = True
     if waited:
-        run.tell("waiting", "another process tunes the same spec")
+        build.tell("waiting", "another process tunes the same spec")
         with host_errors("lock", file):
             lock.acquire()
     try:
@@ -118,17 +173,8 @@ def _locked(cache: ArtifactCache, key: str, run: _Run) -> Iterator[bool]:
         lock.release()
 
 
-def _acquired(lock: FileLock) -> bool:
-    """Whether a lock was free, and now is this process's."""
-    try:
-        lock.acquire(timeout=0)
-    except TimeoutError:
-        return False
-    return True
-
-
-class _Run:
-    """The state of one run."""
+class _Build:
+    """The state of one build."""
 
     def __init__(
         self,
@@ -136,171 +182,227 @@ class _Run:
         found: Sequence[Contender],
         clock: Clock,
         cache: ArtifactCache,
-        watch: Watch,
         store: Store,
-        refusals: list[str],
+        watch: Watch,
+        seed: int,
         *,
         fresh: bool,
     ) -> None:
         self.sources, self.spec, self.target = sources, sources.spec, sources.target
-        self.found, self.clock, self.cache, self.watch, self.store = found, clock, cache, watch, store
-        self.refusals, self.fresh = refusals, fresh
+        self.found, self.clock, self.cache, self.store, self.watch, self.seed = found, clock, cache, store, watch, seed
+        self.key = entry_key(self.spec, self.target, here(self.target), self.spec.workloads)
         self.defaults = found[0].at_workloads
-        self.trial_stores: Mapping[tuple[str, str], TrialStore] = {}
-        self.shared = False
-        """Other hosts work on the same studies."""
+        self.stores = list({one.root: one for one in (store, *stores())}.values())
+        """Where winners are looked for: the build's own store first."""
+        self.present: dict[str, Schedule] = {} if fresh else present_launches(self.spec, self.key, found, self.stores)
+        keep = [Candidate(c.at_workloads[work.key], work) for c in found for work in self.spec.workloads]
+        keep += [Candidate(self.present[work.key], work) for work in self.spec.workloads if work.key in self.present]
+        self.keep = list(dict.fromkeys(keep))
+        """The defaults and the present winner: measured first, and finalists whatever the search finds."""
+        self.first = list(dict.fromkeys([*self.keep, *([] if fresh else warm_starts(self.spec, self.target, found, self.stores))]))
+        self.records: Mapping[Key, Measurement] = {}
         self.failures: Counter[str] = Counter()
         self.notes: list[str] = []
-        """What the run left out besides."""
+        """What the build left out."""
         self.known = 0
         self.planned: int | None = None
-        self.key = entry_key(self.spec, self.target, here(self.target), self.spec.workloads)
 
-    def go(self, runner: Runner, seed: int, storage: str | None) -> TuningResult:
-        """Search, then decide among the finalists."""
-        from kvgen.tune.shared_storage import open_database, storage_errors
-        from kvgen.tune.trial_store import journal_storage
-
-        self.shared = storage is not None
-        backing = open_database(storage) if storage else journal_storage(self.cache.root / "studies" / f"{self.key}.journal")
-        with storage_errors(backing):
-            return self._go(runner, backing, seed)
-
-    def _go(self, runner: Runner, backing: BaseStorage, seed: int) -> TuningResult:
-        self.trial_stores = open_trial_stores(backing, self.sources, self.found, runner.policy, seed, exclusive=not self.shared)
-        self.known = len(self.records())
-        present = {} if self.fresh else present_launches(self.spec, self.key, self.found, self._stores())
-        keep = self._keep(present)
+    def run(self, studies: Studies, runner: Runner) -> TuningResult:
+        """Search, then decide among the finalists, and register. Raises KeyboardInterrupt if Ctrl-C came before any schedule was right, or
+        before the present winner was verified, which stays then.
+        """
+        self.studies, self.runner, self.records, self.known = studies, runner, studies.records, len(studies.records)
         self.clock.final_seconds = runner.shortest_final(most_finalists(len(self.spec.workloads), len(self.found)))
-        search = open_search(
-            self.spec,
-            self.found,
-            self.trial_stores,
-            self._seeds(keep),
-            self.clock.trials_left,
-            seed,
-            timed=self.clock.budget.seconds is not None,
-        )
+        search, interrupted, last = self._open_search(), False, list[Measurement]()
         trials = self.clock.trials_left
         self.planned = search.left if trials is None else min(search.left, trials)
-        with CompileQueue(self.sources, self.cache) as compile_queue:
-            compile_queue.run_beside(runner.ready)
-            interrupted = self._search(search, keep, runner, compile_queue)
-            return self._finish(keep, present, runner, compile_queue, seed, interrupted=interrupted)
-
-    def _search(self, search: Search, keep: Sequence[Candidate], runner: Runner, compile_queue: CompileQueue) -> bool:
-        """Measure candidates until the budget or the space is used up. Returns whether Ctrl-C ended it."""
-        loop = MeasuringLoop(
-            search, self.trial_stores, runner, compile_queue, self.clock, self.tell, self._finished, shared=self.shared
-        )  # fmt: skip
-        try:
+        with (
+            CompileQueue(self.sources, self.cache, exclusive=runner.exclusive) as queue,
+            CompileQueue(self.sources, self.cache, exclusive=runner.exclusive) as second,  # the end of the search ends the first one
+        ):
             try:
-                loop.run(keep)
-            finally:
-                self._tell_uncompiled(loop.uncompiled)
-        except KeyboardInterrupt:
-            return True
-        finally:
-            compile_queue.cancel_pending()
-            for trial_store in self.trial_stores.values():
-                trial_store.close()
-        return False
-
-    def _finish(
-        self,
-        keep: Sequence[Candidate],
-        present: Mapping[str, Schedule],
-        runner: Runner,
-        compile_queue: CompileQueue,
-        seed: int,
-        *,
-        interrupted: bool,
-    ) -> TuningResult:
-        """The final, the decision and the entry. Raises KeyboardInterrupt if Ctrl-C came before any was right, or before the present
-        winner was verified, which stays then.
-        """
-        last: list[Record] = []
-        final = Final(self.spec.workloads, self.defaults, present, runner, compile_queue, self.clock, self.tell)
-        if not interrupted:
-            try:
-                last = final.measure(self._trusted, self._refute, keep)
-                interrupted = final.interrupted
+                self._search(search, queue)
+                last = self._final(second)
             except KeyboardInterrupt:
                 interrupted = True
-            self.notes += [f"{schedule} was left out of the final: {reason}" for schedule, reason in final.left_out.items()]
-        judged, decision = last, decide(last, self.spec.workloads, self.defaults, present, runner.compare)
-        if decision is None:
-            judged = [r for r in self._trusted() if (r.module, r.candidate.workload.key) in runner.passed]
-            known = {record.candidate.key for record in judged}
-            if interrupted and not all((schedule.id, key) in known for key, schedule in present.items()):
-                raise KeyboardInterrupt
-            decision = self._decide(judged, present, runner, interrupted=interrupted)
-        more: list[Schedule] = []
-        if not interrupted:
-            try:
-                more = self._further(decision, runner, compile_queue)
-            except KeyboardInterrupt:  # what the final decided stands, without further launches
-                interrupted = True
-        if interrupted:
-            compile_queue.stop()
-            runner.close()
-        return self._register(decision, more, compile_queue, judged, last, runner, seed, interrupted=interrupted)
+            return self._decide(last, second, interrupted=interrupted)
 
-    def _decide(self, judged: Sequence[Record], present: Mapping[str, Schedule], runner: Runner, *, interrupted: bool) -> Decision:
-        """The decision. Raises KeyboardInterrupt or MeasureError where no layout is right at every workload."""
-        decision = decide(judged, self.spec.workloads, self.defaults, present, runner.compare)
-        if decision is None:
-            raise KeyboardInterrupt if interrupted else self._nothing_right()
-        return decision
+    # --- the search ----------------------------------------------------------------------------------------------------
 
-    def _refute(self, failed: Record) -> None:
-        """Replace the record of a candidate whose module fails now."""
-        self.trial_stores[failed.candidate.backend, failed.candidate.workload.key].finish(failed)
-        self._finished(failed)
+    def _open_search(self) -> Search:
+        """The search over all back ends, which knows the records of earlier builds. Raises KvgenError on an empty space."""
+        queues = [queue for c in self.found for queue in open_queues(self.spec.workloads, c, self.seed)]
+        order: dict[str, Sequence[Value]] = {p.name: p.values for c in self.found for p in c.space.parameters}
+        candidates = {(schedule, queue.workload.key) for queue in queues for schedule in queue.todo}
+        if not candidates:
+            hint = "kvgen space --explain tells why, and --all-schedules lifts its hints"
+            raise KvgenError(f"the search space of {self.spec.name} has no candidates: {hint}")
+        budget = self.clock.budget
+        covered = budget.trials is None or len(candidates - self.records.keys()) <= budget.trials
+        search = Search(
+            queues,
+            order,
+            lambda queue: self.studies.suggest((queue.start.backend, queue.workload.key), queue.layout),
+            exhaustive=budget.seconds is None and covered,
+        )
+        for record in self.studies.records.values():
+            search.take(record)
+        search.lead([candidate for candidate in self.first if candidate.key not in self.records])
+        return search
 
-    def records(self) -> list[Record]:
-        """The records of all finished candidates."""
-        return [record for trial_store in self.trial_stores.values() for record in trial_store.records.values()]
+    def _search(self, search: Search, queue: CompileQueue) -> None:
+        """Compile and measure candidates, on all devices, until the budget or the space is used up. What is not compiled by then is
+        dropped, but for the defaults and the present winner.
+        """
+        queue.beside(self.runner.ready)  # the first measurement meets its errors again
+        uncompiled: list[str] = []
+        must = {candidate.key for candidate in self.keep}
+        pipeline = Pipeline(queue, self.runner, lambda candidate: not self.clock.search_over or candidate.key in must)
+        try:
+            while True:
+                self._refill(search, pipeline)
+                if pipeline.inside and not (self.clock.search_over and must.isdisjoint(pipeline.inside)):
+                    done = pipeline.next(self.clock.search_left or None)
+                    if done is not None:
+                        self._take(search, *done, uncompiled)
+                elif not self.clock.search_over and search.elsewhere:
+                    time.sleep(AWAIT_S)
+                else:
+                    break
+            for record in pipeline.end():
+                self.clock.used += 1
+                self._finished(record)
+        except BaseException:
+            pipeline.stop()
+            self.runner.close()
+            raise
+        finally:
+            if uncompiled:
+                what = f"{len(uncompiled)} schedules could not be compiled here, and were not judged: {uncompiled[0]}"
+                self.notes.append(f"{what}; a later build tries them")
+        self.studies.read()
 
-    def _trusted(self) -> list[Record]:
-        """The records of schedules that were wrong at no workload."""
-        wrong = {record.candidate.schedule for record in self.records() if record.kind == "wrong"}
-        return [record for record in self.records() if record.candidate.schedule not in wrong]
+    def _refill(self, search: Search, pipeline: Pipeline) -> None:
+        """Start as many candidates as compilers and devices can take."""
+        room = pipeline.width - len(pipeline.inside)
+        if self.clock.search_over:
+            room = search.leading
+        elif (trials := self.clock.trials_left) is not None:  # nothing is compiled that would not be measured
+            room = min(room, max(search.leading, trials - len(pipeline.inside)))
+        claimed = self.studies.claimed()
+        for record in self.studies.read():
+            search.take(record)
+        search.regain(claimed)
+        for candidate in search.next(room):
+            if candidate.key not in claimed and self.studies.claim(candidate):
+                self.tell("compiling", str(candidate.schedule))
+                pipeline.start(candidate)
+            else:
+                search.leave(candidate)
 
-    # --- candidates that take part whatever the search finds -----------------------------------------------------------
+    def _take(self, search: Search, candidate: Candidate, outcome: Outcome, uncompiled: list[str]) -> None:
+        """Use what came of a candidate, and store it, unless this machine failed: another time or machine may compile it."""
+        if isinstance(outcome, (CompileError, UnsupportedError)):
+            outcome = candidate.measured("compile_error" if isinstance(outcome, CompileError) else "unsupported", str(outcome))
+        if isinstance(outcome, (ToolchainMissing, CompilerCrash)):
+            uncompiled.append(f"{candidate}: {outcome}")
+            self.studies.release(candidate)
+            search.take(candidate.measured("unsupported", str(outcome)))
+        elif isinstance(outcome, Measurement):
+            self.clock.used += 1
+            search.take(outcome)
+            self._finished(outcome)
+        elif outcome is not None:
+            raise outcome
 
-    def _stores(self) -> list[Store]:
-        """The stores in which winners are searched: the run's own store first, each once."""
-        return list({store.root: store for store in (self.store, *stores())}.values())
-
-    def _keep(self, present: Mapping[str, Schedule]) -> list[Candidate]:
-        """The defaults of every back end and the present winner at every workload: measured first, and always finalists."""
-        candidates = [Candidate(c.at_workloads[work.key], work) for c in self.found for work in self.spec.workloads]
-        candidates += [Candidate(present[work.key], work) for work in self.spec.workloads if work.key in present]
-        return list(dict.fromkeys(candidates))
-
-    def _known_quality(self) -> Facts:
-        """What entries of the spec's format say of its accuracy; of several that say the same, that of the first store."""
-        found = [one.entry for store in self._stores() for one in store.find(self.spec) if one.entry is not None]
-        return {name: facts for entry in reversed(found) for name, facts in (entry.quality or {}).items()}
-
-    def _seeds(self, keep: Sequence[Candidate]) -> list[Candidate]:
-        """The candidates that are measured first."""
-        more = [] if self.fresh else warm_starts(self.spec, self.target, self.found, self._stores())
-        return list(dict.fromkeys([*keep, *more]))
+    def _finished(self, record: Measurement) -> None:
+        """Store a record, also in the place of an earlier one."""
+        self.studies.finish(record)
+        if not record.ok:
+            self.failures[record.kind] += 1
+        self.tell("measuring", str(record.candidate.schedule))
 
     # --- after the search ----------------------------------------------------------------------------------------------
 
-    def _further(self, decision: Decision, runner: Runner, compile_queue: CompileQueue) -> list[Schedule]:
+    def _final(self, queue: CompileQueue) -> list[Measurement]:
+        """The finalists, measured side by side.
+
+        Earlier builds and other hosts measured modules of their own, so a finalist that this build has not verified is verified first.
+        The record of one that fails is replaced, and others take its place.
+        """
+        while True:
+            records = self._trusted()
+            right = {record.candidate.key for record in records if record.timed}
+            candidates = finalists(records, self.spec.workloads, [candidate for candidate in self.keep if candidate.key in right])
+            for candidate in candidates:
+                queue.start(candidate.schedule)
+            entrants, left_out = [], {}
+            for candidate in candidates:
+                try:
+                    entrants.append((candidate, queue.artifact(candidate.schedule)))
+                except (CompileError, CompilerCrash, ToolchainMissing, UnsupportedError) as error:  # noqa: PERF203
+                    left_out[candidate.schedule] = f"{candidate.schedule} was left out of the final: {error}"
+            with queue.at_rest():
+                judged = (self.runner.verify(candidate, artifact) for candidate, artifact in entrants)
+                failed = next((record for record in judged if not record.ok), None)
+                if failed is None:
+                    self.notes += left_out.values()
+                    self.tell("finalists", f"{len(entrants)} finalists are timed side by side")
+                    timed = self.runner.final(entrants, self.clock.left) if entrants else []
+                    passed = {one: self.runner.passed[artifact.sha256, one.workload.key] for one, artifact in entrants}
+                    return [replace(record, accuracy=passed[record.candidate]) for record in timed]
+            self._finished(failed)
+
+    def _decide(self, last: list[Measurement], queue: CompileQueue, *, interrupted: bool) -> TuningResult:
+        """The decision and the entry; without a final by the search's measurements of modules that this build has verified."""
+        judged, decision = last, decide(last, self.spec.workloads, self.defaults, self.present, self.runner.compare)
+        if decision is None:
+            judged = [r for r in self._trusted() if (r.module, r.candidate.workload.key) in self.runner.passed]
+            known = {record.candidate.key for record in judged}
+            decision = decide(judged, self.spec.workloads, self.defaults, self.present, self.runner.compare)
+            if interrupted and (decision is None or not all((one.id, key) in known for key, one in self.present.items())):
+                raise KeyboardInterrupt
+        if decision is None:
+            raise self._nothing_right()
+        more: list[Schedule] = []
+        if not interrupted:
+            try:
+                more = self._further([record.candidate.schedule for record in decision.launches.values()], queue)
+            except KeyboardInterrupt:  # what the final decided stands, without further launches
+                interrupted = True
+        if interrupted:
+            self.runner.close()
+        failed = sum(not record.timed for record in self.records.values())
+        facts = {"seed": self.seed, "trials": self.clock.used, "seconds": round(self.clock.elapsed, 1), "policy": dict(self.runner.policy)}
+        facts |= {"points": len(self.records), "failed": failed}
+        entry, path = self._register(make_entry(self.sources, decision, more, queue, judged, self.defaults, facts), queue)
+        self.tell("done", decision.why)
+        return TuningResult(
+            self.spec, self.target, entry, path, decision.why, tuple(self.records.values()), tuple(last), self.clock.used, self.known,
+            self.clock.elapsed, interrupted, notes=tuple(self.notes),
+            studies={f"{backend} {key}": name for (backend, key), name in self.studies.names.items()},
+        )  # fmt: skip
+
+    def _trusted(self) -> list[Measurement]:
+        """The records of schedules that were wrong at no workload."""
+        wrong = {record.candidate.schedule for record in self.records.values() if record.kind == "wrong"}
+        return [record for record in self.records.values() if record.candidate.schedule not in wrong]
+
+    def _nothing_right(self) -> MeasureError:
+        """The error of a build without a decision: what failed, and how."""
+        records = self.records.values()
+        kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(Counter(r.kind for r in records).items()))
+        told = [f": {r.candidate}: {r.kind}: {r.detail}" for r in records if not r.timed] + [f": {note}" for note in self.notes] + [""]
+        return MeasureError(f"no schedule of {self.spec.name} was right at every workload ({kinds or 'nothing was measured'}){told[0]}")
+
+    def _further(self, winners: Sequence[Schedule], queue: CompileQueue) -> list[Schedule]:
         """The defaults that serve other calls beside the winners, compiled and verified; what fails is left out with a note."""
         right = []
-        winners = [record.candidate.schedule for record in decision.launches.values()]
         for schedule in further(self.spec, self.target, winners, self.found[0]):
-            candidate = Candidate(schedule, self.spec.workloads[0])
             self.tell("finalists", f"verifying {schedule}, for calls that the winners do not suit")
             try:
-                record = verified(runner, candidate, compile_queue.artifact(schedule))
-                reason = None if record.right else f"{record.kind}: {record.detail}"
+                record = self.runner.verify(Candidate(schedule, self.spec.workloads[0]), queue.artifact(schedule))
+                reason = None if record.ok else f"{record.kind}: {record.detail}"
             except (CompileError, CompilerCrash, ToolchainMissing) as error:
                 reason = str(error)
             if reason is None:
@@ -309,77 +411,42 @@ class _Run:
                 self.notes.append(f"{schedule}, which serves other calls, is left out: {reason}")
         return right
 
-    def _nothing_right(self) -> MeasureError:
-        """The error of a run without a decision: what failed, and how."""
-        kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(Counter(r.kind for r in self.records()).items()))
-        first = next((f": {r.candidate}: {r.kind}: {r.detail}" for r in self.records() if not r.ok), "")
-        first = first or next((f": {note}" for note in self.notes), "")
-        return MeasureError(f"no schedule of {self.spec.name} was right at every workload ({kinds or 'nothing was measured'}){first}")
-
-    def _tell_uncompiled(self, uncompiled: Sequence[tuple[Candidate, str]]) -> None:
-        if uncompiled:
-            candidate, reason = uncompiled[0]
-            what = f"{len(uncompiled)} schedules could not be compiled here, and were not judged: {candidate}: {reason}"
-            self.notes.append(f"{what}; a later build tries them")
-
-    def _register(
-        self,
-        decision: Decision,
-        more: Sequence[Schedule],
-        compile_queue: CompileQueue,
-        judged: Sequence[Record],
-        last: Sequence[Record],
-        runner: Runner,
-        seed: int,
-        *,
-        interrupted: bool,
-    ) -> TuningResult:
-        facts = {"seed": seed, "trials": self.clock.used, "seconds": round(self.clock.elapsed, 1), "policy": dict(runner.policy)}
-        facts |= {"points": len(self.records()), "failed": sum(1 for record in self.records() if not record.ok)}
-        entry = make_entry(self.sources, decision, more, compile_queue, judged, self.defaults, facts)
-        passed = {module for module, _ in runner.passed}
-        if unverified := [one for one in entry.every_launch if compile_queue.artifact(entry.schedule(one)).sha256 not in passed]:
-            raise KvgenError(f"{entry.schedule(unverified[0])} was not verified")
+    def _register(self, entry: Entry, queue: CompileQueue) -> tuple[Entry, Path]:
+        """Put the entry into the store. Raises KvgenError where it names a module that this build has not verified."""
+        passed = {module for module, _ in self.runner.passed}
+        launches = [(schedule, queue.artifact(schedule)) for schedule in map(entry.schedule, entry.every_launch)]
+        if unverified := [schedule for schedule, artifact in launches if artifact.sha256 not in passed]:
+            raise KvgenError(f"{unverified[0]} was not verified")
         if entry.key != self.key:
-            raise KvgenError(f"the entry's key is {entry.key}, and the run's {self.key}")
-        entry = replace(entry, quality=with_known(entry.quality, self._known_quality()))
+            raise KvgenError(f"the entry's key is {entry.key}, and the build's {self.key}")
+        earlier = [one.entry for store in self.stores for one in store.find(self.spec) if one.entry is not None]
+        known = {name: facts for one in reversed(earlier) for name, facts in (one.quality or {}).items()}
+        entry = replace(entry, quality=with_known(entry.quality, known))
         path = self.store.put(entry)
-        for launch in entry.every_launch:  # so that the first fetch does not verify them again
-            artifact = compile_queue.artifact(entry.schedule(launch))
-            self.cache.mark_verified(artifact, Job(self.spec, entry.schedule(launch), self.target, artifact.path).use)
+        for schedule, artifact in launches:  # so that the first fetch does not verify them again
+            self.cache.mark_verified(artifact, Job(self.spec, schedule, self.target, artifact.path).use)
         for one in self.store.find(self.spec):
             if one.entry is not None and self._replaces(one.entry):
                 self.store.remove(one)
-        self.tell("done", decision.why)
-        return TuningResult(
-            self.spec, self.target, entry, path, decision.why, tuple(self.records()), tuple(last), self.clock.used, self.known,
-            self.clock.elapsed, interrupted, refusals=tuple(self.refusals), notes=tuple(self.notes),
-            studies={f"{backend} {key}": trial_store.study.study_name for (backend, key), trial_store in self.trial_stores.items()},
-        )  # fmt: skip
+        return entry, path
 
     def _replaces(self, other: Entry) -> bool:
-        """Whether the run's entry takes the place of an untuned one of another key: where there was no such device, its name is empty."""
+        """Whether the new entry takes the place of an untuned one of another key: where there was no such device, its name is empty."""
         same = other.arch == self.target and {one.workload.key for one in other.launches} == {work.key for work in self.spec.workloads}
         return same and not other.timings and other.device.get("name") in (None, "", here(self.target)["name"])
 
-    # --- progress ----------------------------------------------------------------------------------------------------
-
-    def _finished(self, record: Record) -> None:
-        if record.kind != "ok":
-            self.failures[record.kind] += 1
-        self.tell("measuring", str(record.candidate.schedule))
+    # --- progress ------------------------------------------------------------------------------------------------------
 
     def tell(self, phase: Phase, note: str) -> None:
-        """Report the state of the run to the caller's `progress`."""
+        """Report the state of the build to the caller's `progress`."""
         best: dict[str, Best] = {}
-        right = [record for record in self.records() if record.ok]
-        keys = [record.candidate.workload.key for record in right]
-        defaults = {key: r.cost for key, r in zip(keys, right, strict=True) if r.candidate.schedule.id == self.defaults[key].id}
-        for key, record in zip(keys, right, strict=True):
-            if key not in best or record.cost < best[key].us:
-                best[key] = Best(record.cost, str(record.candidate.schedule), defaults.get(key))
-        self.watch(
-            Progress(
-                phase, note, self.clock.used, self.planned, self.known, self.failures.copy(), best, self.clock.elapsed, self.clock.left
-            )
-        )
+        right = sorted((record for record in self.records.values() if record.timed), key=lambda record: -record.cost)
+        defaults = {r.candidate.workload.key: r.cost for r in right if r.candidate.schedule.id == self._default_id(r)}
+        for record in right:
+            key = record.candidate.workload.key
+            best[key] = Best(record.cost, str(record.candidate.schedule), defaults.get(key))
+        used, left = self.clock.elapsed, self.clock.left
+        self.watch(Progress(phase, note, self.clock.used, self.planned, self.known, self.failures.copy(), best, used, left))
+
+    def _default_id(self, record: Measurement) -> str:
+        return self.defaults[record.candidate.workload.key].id

@@ -36,7 +36,6 @@ from kvgen.registry.device import here
 from kvgen.spec import KernelSpec
 from kvgen.toolchain import ArtifactCache
 from kvgen.toolchain.compilers import machine
-from kvgen.tune import isolated_runner
 from tests.support.commands import TINY
 from tests.support.tuning import FakeBackend, FakeRunner
 
@@ -56,7 +55,6 @@ class SaltedBackend(FakeBackend):
 def prepare() -> None:
     """Put what is made up in place, and import what commands import."""
     import kvgen.cli
-    import kvgen.tune.trial_store
     import kvgen.tune.tuner
     from kvgen.toolchain.compilers import find_gxx, tvm_ffi_include
 
@@ -67,7 +65,7 @@ def prepare() -> None:
         return Measurement("ok", accuracy={"relative_l2": 1e-6})
 
     cpu.backend = SaltedBackend
-    isolated_runner.IsolatedRunner = lambda *_, **__: FakeRunner()  # type: ignore[assignment,misc]
+    kvgen.tune.tuner.Runner = lambda *_, **__: FakeRunner()  # type: ignore[assignment,misc]
     Worker.run = right  # type: ignore[method-assign]
     provenance._git = lambda *_: None
 

@@ -20,9 +20,8 @@ from kvgen.spec import AnyWorkload, KernelSpec
 from kvgen.toolchain import ArtifactCache
 from kvgen.toolchain.compilers import find_gxx
 from kvgen.tune.budget import Budget
-from kvgen.tune.isolated_runner import IsolatedRunner
-from kvgen.tune.result import TuningResult
-from kvgen.tune.tuner import tune
+from kvgen.tune.runner import Runner
+from kvgen.tune.tuner import TuningResult, tune
 from kvgen.verify import CheckPolicy
 from tests.support.faulty import FaultyBackend
 from tests.support.naive import naive_source, naive_spec
@@ -37,7 +36,7 @@ LARGE_CACHE = {"llc_bytes": 480 << 20}
 def run(root: Path, backend: FaultyBackend | None = None) -> TuningResult:
     cache = ArtifactCache(root / "cache")
     check = CheckPolicy(most_tokens=1 << 11)
-    isolated_runner = IsolatedRunner(naive_spec(), "cpu", cache.root / "tuning", memory_bytes=LIMIT, timeout_s=30.0, check=check)
+    runner = Runner(naive_spec(), "cpu", cache.root / "tuning", memory_bytes=LIMIT, timeout_s=30.0, check=check)
     return tune(
         naive_spec(),
         "cpu",
@@ -45,7 +44,7 @@ def run(root: Path, backend: FaultyBackend | None = None) -> TuningResult:
         backends=[backend or FaultyBackend()],
         store=Store(root / "registry"),
         cache=cache,
-        runner=isolated_runner,
+        runner=runner,
     )
 
 

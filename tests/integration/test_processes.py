@@ -20,12 +20,12 @@ PATIENCE_S = 400
 
 RECORDS = """
 import json, pathlib
-from kvgen.tune.trial_store import RECORD, journal_storage
+from kvgen.tune.storage import RECORD, open_journal
 import optuna
 files = list(pathlib.Path({cache!r}).glob("studies/*.journal"))
 count = 0
 for file in files:
-    storage = journal_storage(file)
+    storage = open_journal(file)
     for name in optuna.get_all_study_names(storage):
         count += sum(RECORD in trial.user_attrs for trial in optuna.load_study(study_name=name, storage=storage).trials)
 print(json.dumps(count))

@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 
 from kvgen.errors import HostError, KvgenError, ToolchainMissing
-from kvgen.tune.candidate import Record
-from kvgen.tune.shared_storage import open_database, storage_errors
-from kvgen.tune.trial_store import RECORD
+from kvgen.measure.measurement import Measurement
+from kvgen.tune.storage import RECORD, open_database, storage_errors
 from tests.support.commands import ROOT
 from tests.support.postgresql import binaries, server
 
@@ -29,11 +28,12 @@ import json, os, sys, time
 from pathlib import Path
 from kvgen.registry import Store
 from kvgen.toolchain import Artifact, ArtifactCache, Resources
-from kvgen.tune import compile_queue, shared_storage, trial_store, tuner
+from kvgen.tune import measuring, storage, tuner
 from tests.support.tuning import FakeBackend, FakeRunner, tiny_spec
 
-shared_storage.HEARTBEAT_S, shared_storage.GRACE_S, tuner.AWAIT_S = 1, 4, 0.2
-compile_queue.CompileQueue.build = lambda self, source: Artifact(source.id, Path("/nothing"), Resources("none", 0.0))
+storage.HEARTBEAT_S, storage.GRACE_S, tuner.AWAIT_S = 1, 4, 0.2
+measuring.CompileQueue.build = lambda self, source: Artifact(source.id, Path("/nothing"), Resources("none", 0.0), source.id)
+ArtifactCache.mark_verified = lambda *_: None
 
 def say(*words):
     os.write(1, (json.dumps(words) + "\\n").encode())
@@ -108,7 +108,7 @@ def test_a_killed_worker_loses_nothing_and_holds_nothing(database: str, tmp_path
     for name in optuna.get_all_study_names(storage):
         trials = optuna.load_study(study_name=name, storage=storage).trials
         unfinished += [trial.number for trial in trials if not trial.state.is_finished()]
-        keys += [Record.from_json(trial.user_attrs[RECORD]).candidate.key for trial in trials if RECORD in trial.user_attrs]
+        keys += [Measurement.from_json(trial.user_attrs[RECORD]).candidate.key for trial in trials if RECORD in trial.user_attrs]
     storage.engine.dispose()
     assert not unfinished
     assert len(set(keys)) == 17  # every candidate, also those that the killed worker had claimed
@@ -132,5 +132,5 @@ def test_a_storage_that_fails_on_the_way_is_named(tmp_path: Path):
     storage = open_database(f"sqlite:///{tmp_path / 'studies.db'}")
     (tmp_path / "studies.db").write_bytes(b"no database" * 1000)
     storage.engine.dispose()
-    with pytest.raises(HostError, match="the storage failed, and what was measured until then is in it: "), storage_errors(storage):
+    with pytest.raises(HostError, match="the storage failed, and what was measured until then is in it: "), storage_errors():
         storage.create_new_study([StudyDirection.MINIMIZE])

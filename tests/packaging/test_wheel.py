@@ -18,7 +18,7 @@ from kvgen.lower.backend import get_backend
 from kvgen.registry import Store
 from kvgen.spec import presets
 from kvgen.toolchain import Artifact, Resources
-from kvgen.tune.contenders import Contender
+from kvgen.tune.candidates import Contender
 from kvgen.tune.register import make_untuned
 from tests.packaging.fresh import fresh_environment, required
 from tests.support.tilelang import needs_tilelang

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import pytest
+
 from kvgen.arch import Target
+from kvgen.errors import CompileError
 from kvgen.lower.backend import Source
 from kvgen.lower.constraints import Rule
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.lower.space import Parameter, SearchSpace
+from kvgen.measure.measurement import Candidate, Measurement, VerdictKind
 from kvgen.spec import AnyWorkload, KernelSpec, load_spec
 from kvgen.spec.dispatch import Tiling
-from kvgen.toolchain import Artifact
-from kvgen.tune.candidate import Candidate, Record
-from kvgen.tune.decide import Kind
+from kvgen.toolchain import Artifact, ArtifactCache, Resources
+from kvgen.tune.runner import Runner
 
 
 def tiny_spec(**changes: Any) -> KernelSpec:
@@ -84,6 +88,21 @@ class SeveralDefaults(FakeBackend):
         return tuple(Schedule(self.name, self.default(spec, target).layout, Params(threads=threads)) for threads in (2, 1, 8))
 
 
+def compile_nothing(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Sources are compiled in no time, to modules that are not there. Returns their ids, as they are compiled."""
+    compiled: list[str] = []
+
+    def build(source: Source, cache: ArtifactCache, **options: object) -> Artifact:
+        if "#error" in source.text:
+            raise CompileError("it does not compile", source.text)
+        compiled.append(source.id)
+        return Artifact(source.id, Path("/nothing"), Resources("none", 0.0), sha256=f"sha256 of {source.id}")
+
+    monkeypatch.setattr("kvgen.toolchain.compile.build", build)
+    monkeypatch.setattr(ArtifactCache, "mark_verified", lambda *_: None)
+    return compiled
+
+
 def fake_cost(candidate: Candidate) -> float:
     """Best with small blocks and, at the larger workload, with many threads."""
     threads = candidate.schedule.launch.integer("threads")
@@ -95,7 +114,7 @@ def fake_cost(candidate: Candidate) -> float:
 
 
 @dataclass
-class FakeRunner:
+class FakeRunner(Runner):
     """Times by formula; `outcome` may make a candidate fail, or raise."""
 
     cost: Callable[[Candidate], float] = fake_cost
@@ -115,33 +134,37 @@ class FakeRunner:
     def shortest_final(self, entrants: int) -> float:
         return 0.0
 
-    def measure(self, candidate: Candidate, artifact: Artifact, device: int) -> Record:
+    def measure(self, candidate: Candidate, artifact: Artifact, device: int) -> Measurement:
         self.measured.append(candidate)
-        return self._judged(self._record(candidate, artifact))
+        return self._judge(self._record(candidate, artifact))
 
-    def _judged(self, record: Record) -> Record:
-        if record.right:
+    def _judge(self, record: Measurement) -> Measurement:
+        if record.kind == "ok":
             self.passed[record.module, record.candidate.workload.key] = record.accuracy or {"relative_l2": 1e-5}
         return record
 
-    def _record(self, candidate: Candidate, artifact: Artifact) -> Record:
+    def _record(self, candidate: Candidate, artifact: Artifact) -> Measurement:
         kind = self.outcome(candidate)
         if kind != "ok":
-            return Record(candidate, kind, detail=f"made to fail: {kind}", module=artifact.sha256)
+            return candidate.measured(kind, detail=f"made to fail: {kind}", module=artifact.sha256)
         cost, resources = self.cost(candidate), artifact.resources.to_json()
-        return Record(candidate, kind, cost, 50.0, (cost, cost), {"relative_l2": 1e-5}, resources=resources, module=artifact.sha256)
+        return candidate.measured(
+            kind, samples=(cost, cost), read_us=50.0, accuracy={"relative_l2": 1e-5}, resources=resources, module=artifact.sha256
+        )
 
-    def final(self, entrants: Sequence[tuple[Candidate, Artifact]], seconds: float | None) -> list[Record]:
+    def final(self, entrants: Sequence[tuple[Candidate, Artifact]], seconds: float | None) -> list[Measurement]:
         self.finals.append([candidate for candidate, _ in entrants])
         self.measured += self.finals[-1]
         return [self._record(candidate, artifact) for candidate, artifact in entrants]
 
-    def verify(self, candidate: Candidate, artifact: Artifact) -> Record:
+    def verify(self, candidate: Candidate, artifact: Artifact) -> Measurement:
+        if (artifact.sha256, candidate.workload.key) in self.passed:
+            return candidate.measured("ok", module=artifact.sha256)
         self.verified.append(candidate)
         kind = self.outcome(candidate)
-        return self._judged(Record(candidate, kind, detail="" if kind == "ok" else f"made to fail: {kind}", module=artifact.sha256))
+        return self._judge(candidate.measured(kind, detail="" if kind == "ok" else f"made to fail: {kind}", module=artifact.sha256))
 
-    def compare(self, new: Record, old: Record) -> Kind:
+    def compare(self, new: Measurement, old: Measurement) -> VerdictKind:
         ratio = new.cost / old.cost
         return "faster" if ratio < 0.98 else "slower" if ratio > 1.02 else "same"
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from kvgen.lower.backends import get_backend
 
 from kvgen.api import FallbackWarning, get_kernel, get_matrix_kernel
 from kvgen.errors import SpecError
-from kvgen.lower.backend import get_backend
+from kvgen.measure.measurement import Candidate
 from kvgen.registry.store import Store
 from kvgen.toolchain import ArtifactCache
 from kvgen.tune.budget import Budget
-from kvgen.tune.candidate import Candidate
 from kvgen.tune.regression.source import compare_sources, passed_over, render
 from kvgen.tune.tuner import tune
 from kvgen.verify import matrix as reference

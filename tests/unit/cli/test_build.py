@@ -15,7 +15,7 @@ from rich.console import Console
 from kvgen.cli.build import ProgressView, line, table
 from kvgen.errors import HostError, ToolchainMissing
 from kvgen.spec import KernelSpec
-from kvgen.tune.progress import Best, Progress
+from kvgen.tune.budget import Best, Progress
 from tests.support.commands import TINY
 
 SEEN = Progress(

@@ -16,8 +16,7 @@ from kvgen.registry import Store
 from kvgen.spec import Workload, dump_spec, load_spec
 from kvgen.spec.timing import Timing
 from kvgen.toolchain import ArtifactCache
-from kvgen.tune.result import TuningResult
-from kvgen.tune.tuner import tune
+from kvgen.tune.tuner import TuningResult, tune
 from tests.support.entries import tuned
 from tests.support.tuning import FakeBackend, FakeRunner, fake_cost, tiny_spec
 

@@ -12,8 +12,7 @@ from kvgen.registry import Store
 from kvgen.report.page import render
 from kvgen.toolchain import ArtifactCache
 from kvgen.tune.budget import Budget
-from kvgen.tune.result import TuningResult
-from kvgen.tune.tuner import tune
+from kvgen.tune.tuner import TuningResult, tune
 from tests.support.tuning import FakeBackend, FakeRunner, tiny_spec
 
 VOID = {"meta", "link", "br", "img", "source"}

@@ -1,30 +1,30 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from kvgen.lower.schedule import Params, Schedule
+from kvgen.measure.measurement import Candidate
 from kvgen.spec import Workload
-from kvgen.tune.candidate import Candidate, Record
-from kvgen.tune.search import Search, search_queues
+from kvgen.tune.search import Search, open_queues
 
 WORKLOADS = [Workload(batch=1, kv_len=128), Workload(batch=4, kv_len=1024)]
 BLOCKS, THREADS, TILES = (32, 64, 128, 256), (1, 2, 4, 8), (1, 2, 3)
 LAUNCHES = [Params(threads=threads, tile=tile) for threads in THREADS for tile in TILES]
 DEFAULT = Schedule("cpu", Params(block=64), Params(threads=2, tile=2))
+SPACE = SimpleNamespace(layouts=lambda: [Params(block=block) for block in BLOCKS], launches=lambda layout, work: LAUNCHES)
+EVERY = len(BLOCKS) * len(LAUNCHES) * len(WORKLOADS)
 
 
-def search(seed: int = 0, exhaustive: bool = False, backends: Sequence[str] = ("cpu",)) -> Search:
-    starts = [Schedule(backend, DEFAULT.layout, DEFAULT.launch) for backend in backends]
-    layouts = [Params(block=block) for block in BLOCKS]
-    every = [
-        queue
-        for start in starts
-        for layout in layouts
-        for queue in search_queues(layout, dict.fromkeys(WORKLOADS, LAUNCHES), {work.key: start for work in WORKLOADS}, seed)
-    ]
-    return Search(every, {"block": BLOCKS, "threads": THREADS, "tile": TILES}, lambda _lane: None, exhaustive)
+def search(seed: int = 0, exhaustive: bool = False, backends: tuple[str, ...] = ("cpu",)) -> Search:
+    queues = []
+    for backend in backends:
+        start = Schedule(backend, DEFAULT.layout, DEFAULT.launch)
+        contender = SimpleNamespace(space=SPACE, at_workloads={work.key: start for work in WORKLOADS})
+        queues += open_queues(WORKLOADS, cast(Any, contender), seed)
+    return Search(queues, {"block": BLOCKS, "threads": THREADS, "tile": TILES}, lambda queue: queue.start, exhaustive=exhaustive)
 
 
 def cost(candidate: Candidate) -> float:
@@ -35,21 +35,18 @@ def cost(candidate: Candidate) -> float:
 
 def drive(found: Search, trials: int = 10_000, batch: int = 1) -> list[Candidate]:
     done: list[Candidate] = []
-    while len(done) < trials:
-        candidates = found.next(batch)
-        if not candidates:
-            break
+    while len(done) < trials and (candidates := found.next(batch)):
         for candidate in candidates:
-            found.take(Record(candidate, "ok", cost(candidate)))
+            found.take(candidate.measured("ok", samples=(cost(candidate),)))
         done += candidates
     return done
 
 
-def test_every_point_is_given_once():
-    for exhaustive in (True, False):
-        candidates = drive(search(exhaustive=exhaustive), batch=5)
-        assert len(candidates) == len(BLOCKS) * len(LAUNCHES) * len(WORKLOADS)
-        assert len({candidate.key for candidate in candidates}) == len(candidates)
+@pytest.mark.parametrize("exhaustive", [True, False])
+@pytest.mark.parametrize("backends", [("cpu",), ("cuda", "tilelang")])
+def test_every_candidate_is_given_once(exhaustive: bool, backends: tuple[str, ...]):
+    candidates = drive(search(exhaustive=exhaustive, backends=backends), batch=5)
+    assert len(candidates) == len({(p.backend, *p.key) for p in candidates}) == EVERY * len(backends)
 
 
 def test_order_depends_on_the_seed_alone():
@@ -59,99 +56,70 @@ def test_order_depends_on_the_seed_alone():
 
 
 def test_the_first_round_tries_the_layouts_near_the_default_with_its_launch():
-    first = search().next(1000)
-    assert [(p.schedule.layout["block"], p.workload.key) for p in first] == [(b, w.key) for b in (64, 32, 128) for w in WORKLOADS]
-    assert {p.schedule.launch for p in first} == {DEFAULT.launch}
-
-
-def test_neighbours_of_a_new_leader_join_and_those_of_an_old_one_wait():
-    away = drive(search(), trials=len(WORKLOADS) * 3 + 20)
-    assert {p.schedule.layout["block"] for p in away} == set(BLOCKS)
-    found = search()
-    for candidate in found.next(1000):
-        found.take(Record(candidate, "ok", 1.0 if candidate.schedule.layout["block"] == 64 else 2.0))
-    assert 256 not in {p.schedule.layout["block"] for p in found.next(20)}
-
-
-def test_the_race_finds_the_best_point_early():
-    candidates = drive(search(), trials=40)
-    assert min(map(cost, candidates)) == 1.0
-
-
-def test_worse_layouts_are_dropped_first():
-    candidates = drive(search(), trials=30)
-    per_block = {block: sum(p.schedule.layout["block"] == block for p in candidates) for block in BLOCKS}
-    assert per_block[128] > per_block[256]
-
-
-def test_records_of_an_earlier_run_are_not_given_again():
-    known = drive(search(), trials=20)
-    resumed = search()
-    for candidate in known:
-        resumed.take(Record(candidate, "ok", cost(candidate)))
-    again = drive(resumed)
-    assert not {p.key for p in again} & {p.key for p in known}
-    assert len(again) + len(known) == len(BLOCKS) * len(LAUNCHES) * len(WORKLOADS)
-
-
-def test_pending_points_hold_the_next_round_back():
     found = search()
     first = found.next(1000)
-    assert len(first) == 3 * len(WORKLOADS)
-    assert found.next(1) == []
+    assert [(p.schedule.layout["block"], p.workload.key) for p in first] == [(b, w.key) for b in (64, 32, 128) for w in WORKLOADS]
+    assert {p.schedule.launch for p in first} == {DEFAULT.launch}
+    assert found.next(1) == []  # the next round depends on their times
     for candidate in first:
-        found.take(Record(candidate, "crash"))
+        found.take(candidate.measured("crash"))
     assert found.next(1)
+
+
+def test_the_best_is_found_early_and_worse_layouts_are_set_aside():
+    candidates = drive(search(), trials=40)
+    assert min(map(cost, candidates)) == 1.0
+    per_block = {block: sum(p.schedule.layout["block"] == block for p in candidates) for block in BLOCKS}
+    assert per_block[128] > per_block[32]
+    assert per_block[256]  # a neighbour of the new leader joins
+    found = search()
+    for candidate in found.next(1000):
+        found.take(candidate.measured("ok", samples=(1.0 if candidate.schedule.layout["block"] == 64 else 2.0,)))
+    assert 256 not in {p.schedule.layout["block"] for p in found.next(20)}  # the leader is the default's layout still
+
+
+def test_records_of_an_earlier_build_are_not_given_again():
+    known, resumed = drive(search(), trials=20), search()
+    for candidate in known:
+        resumed.take(candidate.measured("ok", samples=(cost(candidate),)))
+    again = drive(resumed)
+    assert not {p.key for p in again} & {p.key for p in known}
+    assert len(again) + len(known) == EVERY
 
 
 def test_what_is_nearly_best_at_one_workload_is_tried_at_the_other():
     found = search()
     for candidate in found.next(1000):
-        found.take(Record(candidate, "ok", 10.0))
-    best = Candidate(Schedule("cpu", Params(block=64), Params(threads=8, tile=3)), WORKLOADS[0])
-    far = Candidate(Schedule("cpu", Params(block=64), Params(threads=1, tile=1)), WORKLOADS[0])
-    found.take(Record(best, "ok", 5.0))
-    found.take(Record(far, "ok", 9.0))
+        found.take(candidate.measured("ok", samples=(10.0,)))
+    best, far = (Candidate(Schedule("cpu", DEFAULT.layout, Params(threads=t, tile=n)), WORKLOADS[0]) for t, n in ((8, 3), (1, 1)))
+    found.take(best.measured("ok", samples=(5.0,)))
+    found.take(far.measured("ok", samples=(9.0,)))
     first = next(p for p in found.next(20) if p.workload == WORKLOADS[1] and p.layout == best.layout)
     assert first.schedule == best.schedule
 
 
-def test_layouts_race_with_the_best_of_all_back_ends():
-    """Each back end is good at one workload; a layout's score takes the best of both."""
-    found = search(backends=("cuda", "tilelang"))
-    for candidate in found.next(1000):
-        home = candidate.backend == ("cuda" if candidate.workload == WORKLOADS[0] else "tilelang")
-        found.take(Record(candidate, "ok", 4.0 if home else 9.0))
-    assert found.score(Params(block=64)) == pytest.approx(4.0)
-
-
-def test_a_back_end_that_is_far_behind_at_a_workload_waits_there_alone():
+def test_a_layout_counts_by_its_best_back_ends_and_one_far_behind_waits():
     found = search(backends=("cuda", "tilelang"))
     given: dict[tuple[str, str], int] = {}
-    for _ in range(120):
+    for number in range(120):
         (candidate,) = found.next(1)
         queue = candidate.backend, candidate.workload.key
         given[queue] = given.get(queue, 0) + 1
         behind = queue == ("cuda", WORKLOADS[0].key)
-        found.take(Record(candidate, "ok", cost(candidate) * (3.0 if behind else 1.0)))
+        found.take(candidate.measured("ok", samples=((4.0 if number < 12 else cost(candidate)) * (3.0 if behind else 1.0),)))
+        if number == 11:
+            assert found.score(DEFAULT.layout) == pytest.approx(4.0)
     others = [count for queue, count in given.items() if queue != ("cuda", WORKLOADS[0].key)]
     assert given["cuda", WORKLOADS[0].key] < min(others) / 1.5
 
 
-def test_with_several_back_ends_too_every_point_is_given_once():
-    candidates = drive(search(backends=("cuda", "tilelang")), batch=5)
-    assert len(candidates) == len({candidate.key for candidate in candidates}) == 2 * len(BLOCKS) * len(LAUNCHES) * len(WORKLOADS)
-
-
-def test_transfers_are_what_did_well_elsewhere_and_nothing_else():
-    found = search()
-    for candidate in found.next(1000):
-        found.take(Record(candidate, "ok", 10.0))
-    assert found.transfers(20) == []
-    good = Candidate(Schedule("cpu", Params(block=64), Params(threads=8, tile=3)), WORKLOADS[0])
-    found.take(Record(good, "ok", 5.0))
-    assert found.transfers(0) == []
-    (given,) = found.transfers(20)
-    assert (given.schedule, given.workload) == (good.schedule, WORKLOADS[1])
-    assert given.key in found.pending
-    assert found.transfers(20) == []
+def test_what_is_left_to_another_process_is_tried_once_it_is_dead():
+    found = search(exhaustive=True)
+    first, second = found.next(2)
+    found.leave(first)
+    found.leave(second)
+    found.take(second.measured("ok", samples=(1.0,)))  # the other process has measured it
+    found.regain({first.key})
+    assert (found.elsewhere, found.left) == (1, EVERY - 2)
+    found.regain(set())
+    assert (found.elsewhere, found.left) == (0, EVERY - 1)

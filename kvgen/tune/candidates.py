@@ -1,32 +1,31 @@
-"""The inputs of a run: the back ends that support the spec, their search spaces, and the trial stores."""
+"""What a build chooses among: the back ends that support the spec, with their search spaces, and the candidates that it tries first."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import kvgen.lower
 from kvgen._resources import templates
 from kvgen.arch import Target
 from kvgen.digest import digest, files_digest
-from kvgen.errors import KvgenError, ToolchainMissing, UnsupportedError
+from kvgen.errors import ToolchainMissing, UnsupportedError
 from kvgen.lower.backend import Backend, Language, Sources, backends_for, missing_backends, refusal
-from kvgen.lower.schedule import Schedule, Value
+from kvgen.lower.schedule import Schedule
 from kvgen.lower.space import SearchSpace
+from kvgen.measure.measurement import Candidate
+from kvgen.registry.store import Store
 from kvgen.spec import AnySpec, AnyWorkload
+from kvgen.spec.workloads import apart_across_formats
 from kvgen.toolchain import ArtifactCache, compilers
 from kvgen.toolchain.compile import ptx_only_default
-from kvgen.tune.candidate import Candidate
-from kvgen.tune.search import Search, SearchQueue, search_queues
 
-if TYPE_CHECKING:
-    import optuna
-
-    from kvgen.tune.trial_store import TrialStore
+MOST_WARM = 8
+"""Launches of other formats that a search begins with, per workload and back end."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +48,7 @@ def contenders(
     Raises ToolchainMissing if no back end for the target can be loaded, UnsupportedError if all of them refuse the spec.
     """
     found, refusals = [], []
-    candidates = backends_for(target) if backends is None else backends
-    for backend in candidates:
+    for backend in backends_for(target) if backends is None else backends:
         reason = refusal(backend, spec, target)
         if reason is not None:
             refusals.append(UnsupportedError(backend.name, reason))
@@ -74,25 +72,22 @@ def no_backend(target: Target) -> ToolchainMissing:
     return ToolchainMissing(f"no back end for {target} can be loaded here{': ' + absent if absent else ''}")
 
 
-def require(sources: Sources, found: Sequence[Contender], cache: ArtifactCache, *, compile_only: bool) -> None:
+def require_toolchain(sources: Sources, found: Sequence[Contender], cache: ArtifactCache, *, compile_only: bool) -> None:
     """Raise ToolchainMissing, in one sentence with everything that is missing, if this machine cannot compile or cannot measure.
 
     Without a compiler, modules from an imported archive are sufficient.
     """
     from kvgen.runtime.device import cannot_run_here
 
-    def problem(language: Language) -> str | None:
+    target, missing, languages = sources.target, [], dict[Language, None]()
+    for source in (sources.of(c.defaults[0]) for c in found):
+        if compile_only or cache.named(source.id, compilers.machine(source.target)) is None:
+            languages[source.language] = None
+    for language in languages:
         try:
             compilers.compiler_for(language)
-        except ToolchainMissing as error:
-            return str(error)
-        return None
-
-    target, needed = sources.target, [sources.of(c.defaults[0]) for c in found]
-    languages = dict.fromkeys(
-        source.language for source in needed if compile_only or cache.named(source.id, compilers.machine(source.target)) is None
-    )
-    missing = [reason for language in languages if (reason := problem(language))]
+        except ToolchainMissing as error:  # noqa: PERF203 - all that is missing is named
+            missing.append(str(error))
     if not compile_only and (reason := cannot_run_here(target)) is not None:
         missing.append(f"{reason}, so nothing can be measured (--compile-only compiles here, to be tuned on another machine)")
     if missing:
@@ -101,9 +96,7 @@ def require(sources: Sources, found: Sequence[Contender], cache: ArtifactCache, 
 
 def study_name(sources: Sources, contender: Contender, workload: AnyWorkload, policy: Mapping[str, Any]) -> str:
     """The name of a study: all that a measurement depends on: format, target, back end, workload; space, sources, compiler and policy by
-    digest.
-
-    Hints are not part of it: they only choose what is measured.
+    digest. Hints only choose what is measured.
     """
     space = {key: value for key, value in contender.space.to_json().items() if key in ("parameters", "constraints", "facts")}
     plain = sources.of(contender.defaults[0])
@@ -120,58 +113,37 @@ def _lowering() -> str:
     return files_digest(file for folder in folders for file in sorted(folder.rglob("*")) if file.is_file() and file.suffix != ".pyc")
 
 
-def open_trial_stores(
-    storage: optuna.storages.BaseStorage,
-    sources: Sources,
-    found: Sequence[Contender],
-    policy: Mapping[str, Any],
-    seed: int,
-    *,
-    exclusive: bool,
-) -> dict[tuple[str, str], TrialStore]:
-    """A trial store per (back end, workload key)."""
-    from kvgen.tune.trial_store import TrialStore
-
-    return {
-        (c.backend.name, work.key): TrialStore(storage, study_name(sources, c, work, policy), c.space, work, seed, exclusive=exclusive)
-        for c in found
-        for work in sources.spec.workloads
-    }
+# --- what is tried first -----------------------------------------------------------------------------------------------
 
 
-def open_search(
-    spec: AnySpec,
-    found: Sequence[Contender],
-    trial_stores: Mapping[tuple[str, str], TrialStore],
-    seeds: Sequence[Candidate],
-    trials: int | None,
-    seed: int,
-    *,
-    timed: bool,
-) -> Search:
-    """The search over all back ends, with the records of earlier runs; `seeds` come first. Raises KvgenError on an empty space."""
-    every: list[SearchQueue] = []
-    order: dict[str, Sequence[Value]] = {}
-    for c in found:
-        order |= {p.name: p.values for p in c.space.parameters}
-        for layout in c.space.layouts():
-            every += search_queues(layout, {work: c.space.launches(layout, work) for work in spec.workloads}, c.at_workloads, seed)
-    candidates = sum(len(queue.todo) for queue in every)
-    if not candidates:
-        raise KvgenError(
-            f"the search space of {spec.name} has no candidates: kvgen space --explain tells why, and --all-schedules lifts its hints"
-        )
-    known = sum(len(queue.todo.keys() & trial_stores[queue.backend, queue.workload.key].records.keys()) for queue in every)
-    exhaustive = not timed and (trials is None or candidates - known <= trials)
+def present_launches(spec: AnySpec, key: str, found: Sequence[Contender], stores: Iterable[Store]) -> dict[str, Schedule]:
+    """The launches, by workload key, of the first registered entry with this key whose schedules can be built; empty without one."""
+    spaces = {c.backend.name: c.space for c in found}
+    for one in (one for store in stores for one in store.find(spec)):
+        if one.entry is not None and one.entry.key == key:
+            launches = [(launch.workload, one.entry.schedule(launch)) for launch in one.entry.launches]
+            if all(schedule.backend in spaces and not spaces[schedule.backend].check(schedule, work) for work, schedule in launches):
+                return {work.key: schedule for work, schedule in launches}
+    return {}
 
-    def suggest(queue: SearchQueue) -> Schedule | None:
-        return trial_stores[queue.backend, queue.workload.key].suggest(queue.layout)
 
-    search = Search(every, order, suggest, exhaustive)
-    for trial_store in trial_stores.values():
-        for record in trial_store.records.values():
-            search.take(record)
-    search.lead(
-        [candidate for candidate in seeds if candidate.schedule.id not in trial_stores[candidate.backend, candidate.workload.key].records]
-    )
-    return search
+def warm_starts(spec: AnySpec, target: Target, found: Sequence[Contender], stores: Iterable[Store]) -> list[Candidate]:
+    """Launches that won for other formats and workloads, over the layout of their back end's defaults, if its space contains them.
+
+    Those of the most similar formats and workloads come first; every workload gets one before any gets a second.
+    """
+    entries = [one.entry for store in stores for one in store.all() if one.entry is not None]
+    entries = [one for one in entries if type(one.spec) is type(spec) and one.arch == target and one.provenance.get("tuned")]
+    columns: list[list[Candidate]] = []
+    for work in spec.workloads:
+        for contender in found:
+            away: dict[Schedule, float] = {}
+            for entry in entries:
+                for launch in entry.launches:
+                    schedule = Schedule(launch.backend, contender.defaults[0].layout, launch.params)
+                    if launch.backend == contender.backend.name and not contender.space.doubts(schedule, work):
+                        distance = apart_across_formats(spec, work, entry.spec, launch.workload)
+                        away[schedule] = min(distance, away.get(schedule, distance))
+            columns.append([Candidate(schedule, work) for schedule in sorted(away, key=lambda s: (away[s], s.id))])
+    rows = ([column[rank] for column in columns if rank < len(column)] for rank in range(MOST_WARM))
+    return list(dict.fromkeys(candidate for row in rows for candidate in row))

@@ -1,0 +1,278 @@
+"""Measurements of earlier and of other builds: Optuna studies, one per back end and workload, in a journal file or a shared database.
+
+A finished measurement is added to its study as one whole trial, so a killed process leaves no half of one. Over a database, a process
+marks what it is about to measure by a running trial, which Optuna's heartbeat keeps alive; when the heartbeat stops, the mark lapses and
+another process measures the candidate.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any, cast
+
+import optuna
+from filelock import FileLock
+from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.samplers import PartialFixedSampler, TPESampler
+from optuna.storages import BaseStorage, JournalStorage, RDBStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import Trial, TrialState, create_trial
+
+from kvgen.errors import HostError, KvgenError, host_errors
+from kvgen.extras import require
+from kvgen.lower.schedule import Params, Schedule, Value
+from kvgen.lower.space import SearchSpace
+from kvgen.measure.measurement import Candidate, Key, Measurement
+
+RECORD, CLAIM = "record", "claim"
+"""Attributes of trials: a finished measurement; the id of the schedule that a process is about to measure."""
+HEARTBEAT_S, GRACE_S = 15, 90
+"""Seconds between heartbeats, and without one until a claim lapses."""
+ATTEMPTS = 6
+"""Processes that open a new database at once collide while they create its tables; all but one try again."""
+COLLISION = re.compile("already exists|duplicate|UniqueViolation|UNIQUE constraint|locked", re.IGNORECASE)
+POSTGRESQL = re.compile(r"^postgres(ql)?://")
+SECRETS = (
+    re.compile(r"^(?:[a-z][a-z0-9+.-]*://)?(.*)@", re.IGNORECASE | re.DOTALL),
+    re.compile(r"//[^/?#@\[]*?:(?!\d*(?:[/?#,]|$))([^/?#@]*)(?!.*@)"),
+    re.compile(r"[?&;](?:password|passwd|pwd|passfile|sslpassword)=([^&;]*)", re.IGNORECASE),
+)
+"""What no one may read of a URL: all before its last `@`; without one, what stands after a colon and is no port; passwords in its query."""
+
+optuna.logging.set_verbosity(optuna.logging.WARNING)
+warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
+warnings.filterwarnings("ignore", message="Heartbeat of storage is supposed to be used with Study.optimize")
+
+StudyKey = tuple[str, str]
+"""(back end, workload key)."""
+
+
+class Studies:
+    """The studies of one build. `records` has the last measurement of every candidate."""
+
+    def __init__(self, storage: BaseStorage, names: Mapping[StudyKey, str], spaces: Mapping[str, SearchSpace], seed: int) -> None:
+        """Studies by `names`, created where they do not exist. Raises HostError where one holds what is no measurement."""
+        self.names = names
+        self.records: dict[Key, Measurement] = {}
+        self._storage, self.shared = storage, isinstance(storage, RDBStorage)
+        self._samplers = {key: TPESampler(seed=seed, multivariate=True, n_startup_trials=4) for key in names}
+        self._studies = {
+            key: optuna.create_study(storage=storage, study_name=name, sampler=self._samplers[key], load_if_exists=True)
+            for key, name in names.items()
+        }
+        self._values: dict[str, dict[str, BaseDistribution]] = {
+            backend: {f"{p.part}.{p.name}": CategoricalDistribution(p.values) for p in space.parameters}
+            for backend, space in spaces.items()
+        }
+        self._seen: set[tuple[StudyKey, int]] = set()
+        self._news: list[Measurement] = []
+        self._claims: dict[Key, tuple[optuna.Study, Trial]] = {}
+        self._ending, self._heart = Event(), Thread(target=self._beat, name="heartbeats", daemon=True)
+        if self.shared:
+            self._heart.start()
+        self.read()
+
+    def read(self) -> list[Measurement]:
+        """What was finished since the last call, by other processes too. Of several trials of a candidate the last counts."""
+        for key, study in self._studies.items():
+            for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED)):
+                if RECORD in trial.user_attrs and (key, trial.number) not in self._seen:
+                    self._seen.add((key, trial.number))
+                    self._news.append(_record(study, trial.number, trial.user_attrs[RECORD]))
+                    self.records[self._news[-1].candidate.key] = self._news[-1]
+        news, self._news = self._news, []
+        return news
+
+    def finish(self, record: Measurement) -> None:
+        """Store a measurement. A failure is a pruned trial: the sampler learns from it."""
+        candidate = record.candidate
+        state = TrialState.COMPLETE if record.timed else TrialState.PRUNED
+        trial = create_trial(
+            state=state, value=record.cost if record.timed else None, params=flatten(candidate.schedule),
+            distributions=self._values[candidate.backend], user_attrs={RECORD: record.to_json()},
+        )  # fmt: skip
+        self._study(candidate).add_trial(trial)
+        self.records[candidate.key] = record
+        self.release(candidate)
+
+    def suggest(self, key: StudyKey, layout: Params) -> Schedule:
+        """What Optuna's sampler suggests over a layout. It may violate constraints."""
+        study = self._studies[key]
+        study.sampler = PartialFixedSampler({f"layout.{name}": value for name, value in layout.items()}, self._samplers[key])
+        trial = study.ask(self._values[key[0]])
+        study.tell(trial, state=TrialState.FAIL)
+        return unflatten(key[0], trial.params)
+
+    # --- claims: of processes that share a database --------------------------------------------------------------------
+
+    def claim(self, candidate: Candidate) -> bool:
+        """Mark a candidate as being measured here; False where another process was first, or has measured it."""
+        if not self.shared:
+            return True
+        study = self._study(candidate)
+        trial = study.ask()
+        cast(RDBStorage, self._storage).record_heartbeat(trial._trial_id)
+        trial.set_user_attr(CLAIM, candidate.schedule.id)  # after the heartbeat: what has none would never lapse
+        self._claims[candidate.key] = study, trial
+        running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+        first = not any(one.user_attrs.get(CLAIM) == candidate.schedule.id and one.number < trial.number for one in running)
+        self._news = self.read()
+        if first and candidate.key not in self.records:
+            return True
+        self.release(candidate)
+        return False
+
+    def release(self, candidate: Candidate) -> None:
+        """Take the mark of a candidate away."""
+        if (claim := self._claims.pop(candidate.key, None)) is not None:
+            study, trial = claim
+            study.tell(trial, state=TrialState.FAIL, skip_if_finished=True)
+
+    def claimed(self) -> set[Key]:
+        """What other living processes are measuring."""
+        mine = {trial._trial_id for _, trial in self._claims.values()}
+        found = set()
+        for (_, workload), study in self._studies.items() if self.shared else ():
+            optuna.storages.fail_stale_trials(study)
+            running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+            found |= {(one.user_attrs[CLAIM], workload) for one in running if CLAIM in one.user_attrs and one._trial_id not in mine}
+        return found
+
+    def close(self) -> None:
+        """Take all marks away."""
+        self._ending.set()
+        for study, trial in self._claims.values():
+            study.tell(trial, state=TrialState.FAIL, skip_if_finished=True)
+        self._claims.clear()
+
+    def _beat(self) -> None:
+        while not self._ending.wait(HEARTBEAT_S):
+            for _, trial in list(self._claims.values()):
+                with suppress(Exception):  # of a lost database the next access of the build tells
+                    cast(RDBStorage, self._storage).record_heartbeat(trial._trial_id)
+
+    def _study(self, candidate: Candidate) -> optuna.Study:
+        return self._studies[candidate.backend, candidate.workload.key]
+
+
+def _record(study: optuna.Study, number: int, data: Any) -> Measurement:
+    try:
+        found = Measurement.from_json(data)
+        assert found.schedule is not None and found.workload is not None, "schedule or workload is missing"  # noqa: PT018
+        return found
+    except (ValueError, TypeError, AssertionError) as error:
+        what = f"trial {number} of the study {study.study_name} holds no measurement ({error})"
+        raise HostError(f"{what}: delete the study or its journal, and its measurements are taken anew") from error
+
+
+def flatten(schedule: Schedule) -> dict[str, Value]:
+    """Parameters of a schedule by name; the prefixes `layout.` and `launch.` distinguish the two parts."""
+    return {**{f"layout.{k}": v for k, v in schedule.layout.items()}, **{f"launch.{k}": v for k, v in schedule.launch.items()}}
+
+
+def unflatten(backend: str, params: Mapping[str, Value]) -> Schedule:
+    """Inverse of `flatten`."""
+
+    def part(prefix: str) -> Params:
+        return Params({name.removeprefix(prefix): value for name, value in params.items() if name.startswith(prefix)})
+
+    return Schedule(backend, part("layout."), part("launch."))
+
+
+# --- journals ----------------------------------------------------------------------------------------------------------
+
+
+class _Journal(JournalFileBackend):
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        """See `JournalFileBackend`. Raises HostError."""
+        with host_errors("write the journal", Path(self._file_path)):
+            super().append_logs(logs)
+
+
+def open_journal(path: Path) -> BaseStorage:
+    """Storage in one file. A last line that is incomplete or damaged, by a killed process or a full disk, is removed first.
+
+    Raises HostError where the file cannot be opened or written, or is damaged elsewhere.
+    """
+    with host_errors("open the journal", path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(path.with_suffix(".lock"))  # the operating system releases it when its holder dies
+        with lock:
+            _cut_damaged_end(path)
+        try:
+            return JournalStorage(_Journal(str(path), lock_obj=cast(Any, lock)))
+        except OSError:
+            raise
+        except Exception as error:  # what Optuna raises for a line that is no JSON, or none of its operations, depends on the line
+            reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+            raise HostError(f"the journal {path} is damaged ({reason}): delete it, and its measurements are taken anew", path) from error
+
+
+def _cut_damaged_end(path: Path) -> None:
+    """Optuna reads past such a line, and fails as soon as another one follows."""
+    if not path.exists():
+        return
+    with path.open("r+b") as file:
+        content = file.read()
+        start = content.rfind(b"\n", 0, -1) + 1
+        try:
+            json.loads(content[start:])
+            whole = content.endswith(b"\n")
+        except ValueError:
+            whole = False
+        if content and not whole:
+            file.truncate(start)
+
+
+# --- databases ---------------------------------------------------------------------------------------------------------
+
+
+def open_database(url: str) -> BaseStorage:
+    """Storage in a database that several hosts share, e.g. postgresql://user@host/name. Raises KvgenError if it cannot be opened,
+    ToolchainMissing without PostgreSQL's driver.
+    """
+    if POSTGRESQL.match(url):
+        require("--storage postgresql://", "psycopg")
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            place = POSTGRESQL.sub("postgresql+psycopg://", url)
+            return RDBStorage(place, heartbeat_interval=HEARTBEAT_S, grace_period=GRACE_S)
+        except Exception as error:  # of optuna, of SQLAlchemy, or of the database's driver
+            reason = _reason(error)
+            if attempt == ATTEMPTS or not COLLISION.search(reason):
+                raise KvgenError(f"cannot open the storage {without_password(url)}: {without_password(url, reason)}") from None
+        time.sleep(random.uniform(0.1, 0.5) * attempt)
+    raise AssertionError("unreachable")
+
+
+@contextmanager
+def storage_errors() -> Iterator[None]:
+    """Turn failures of a database into HostError."""
+    try:
+        yield
+    except optuna.exceptions.StorageInternalError as error:
+        raise HostError(f"the storage failed, and what was measured until then is in it: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    return next(iter(str(error.__cause__ or error).splitlines()), type(error).__name__)
+
+
+def without_password(url: str, said: str | None = None) -> str:
+    """What is `said` of a URL (by default the URL itself) as it may be printed: without user and password, and without a password in its
+    query. A library may repeat a part that it takes for the host.
+    """
+    said = url if said is None else said
+    for secret in filter(None, (secret for pattern in SECRETS for secret in pattern.findall(url))):
+        said = said.replace(f"{secret}@", "…@").replace(f"={secret}", "=…").replace(f":{secret}", ":…")
+        for part in re.split("[:/@]", secret.partition(":")[2] or secret):
+            said = said.replace(part, "…") if len(part) > 2 else said
+    return said

@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import Any
+
+import pytest
+from optuna.storages import BaseStorage
+from optuna.storages.journal import JournalFileBackend
+
+from kvgen.errors import HostError, KvgenError
+from kvgen.lower.schedule import Params, Schedule
+from kvgen.lower.space import Parameter, SearchSpace
+from kvgen.measure.measurement import Candidate, Measurement
+from kvgen.spec import Workload
+from kvgen.tune import storage
+from kvgen.tune.storage import Studies, flatten, open_database, open_journal, unflatten
+
+SPACE = SearchSpace(
+    "cpu",
+    [
+        Parameter("block", "layout", (32, 64), ""),
+        Parameter("threads", "launch", (1, 2, 4), ""),
+        Parameter("kind", "launch", ("a", "b"), ""),
+    ],
+)
+WORK = Workload(batch=1, kv_len=128)
+STUDY = "cpu", WORK.key
+
+
+def candidate(block: int = 64, threads: int = 2, kind: str = "a") -> Candidate:
+    return Candidate(Schedule("cpu", Params(block=block), Params(threads=threads, kind=kind)), WORK)
+
+
+def record(one: Candidate, us: float = 5.0, kind: Any = "ok") -> Measurement:
+    return one.measured(kind, "why", samples=(us - 1, us, us + 1), read_us=1.0, accuracy={"relative_l2": 1e-4})
+
+
+def studies(opened: Path | BaseStorage, seed: int = 0) -> Studies:
+    return Studies(open_journal(opened) if isinstance(opened, Path) else opened, {STUDY: "study"}, {"cpu": SPACE}, seed)
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Path:
+    return tmp_path / "study.journal"
+
+
+def test_records_survive_the_process_and_the_last_of_a_candidate_counts(journal: Path):
+    first = studies(journal)
+    kept = [record(candidate()), record(candidate(threads=4), kind="crash")]
+    for item in [record(candidate(threads=4)), *kept]:
+        first.finish(item)
+    assert {*map(str, studies(journal).records.values())} == {*map(str, kept)}
+    assert unflatten("cpu", flatten(candidate().schedule)) == candidate().schedule
+
+
+@pytest.mark.parametrize("end", [b'{"op_code": 4, "half', b'{"op_code": 4, "half\n', b"\n", b'{"op_code": 4{"op_code": 4}\n', b"\0\0\0"])
+def test_a_damaged_last_line_is_cut_and_nothing_else_is_lost(journal: Path, end: bytes):
+    studies(journal).finish(record(candidate()))
+    with journal.open("ab") as file:
+        file.write(end)
+    again = studies(journal)
+    assert list(again.records) == [candidate().key]
+    again.finish(record(candidate(threads=4)))
+    assert len(studies(journal).records) == 2
+
+
+@pytest.mark.parametrize("line", [b'{"half', b"{}", b"null", b"[1]", b'{"op_code": 99}', b"\0\0\0"])
+def test_a_journal_that_is_damaged_elsewhere_is_named(journal: Path, line: bytes):
+    studies(journal).finish(record(candidate()))
+    journal.write_bytes(journal.read_bytes() + line + b"\n" + b"{}\n")
+    with pytest.raises(HostError, match=f"the journal {journal} is damaged") as told:
+        studies(journal)
+    assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize("held", [{"kindx": "ok"}, [1]])
+def test_a_record_that_does_not_parse_is_named(journal: Path, monkeypatch: pytest.MonkeyPatch, held: object):
+    with monkeypatch.context() as patch:
+        patch.setattr(Measurement, "to_json", lambda _: held)
+        studies(journal).finish(record(candidate()))
+    with pytest.raises(HostError, match=r"^trial 0 of the study study holds no measurement \(.*delete the study or its journal"):
+        studies(journal)
+
+
+def test_a_journal_that_cannot_be_written_says_where_and_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "file").touch()
+    with pytest.raises(HostError, match=r"cannot open the journal .*/file: File exists"):
+        open_journal(tmp_path / "file" / "a.journal")
+    first = studies(tmp_path / "a.journal")
+
+    def full(self: JournalFileBackend, logs: list[dict[str, Any]]) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(JournalFileBackend, "append_logs", full)
+    with pytest.raises(HostError, match=r"cannot write the journal .*a.journal: No space left"):
+        first.finish(record(candidate()))
+
+
+def test_suggestions_stay_on_the_layout_and_learn_from_what_was_measured(journal: Path):
+    found = studies(journal)
+    for threads in (1, 2, 4):
+        for kind in "ab":
+            found.finish(record(candidate(32, threads, kind), float(threads), "ok" if kind == "a" else "wrong"))
+    guesses = [found.suggest(STUDY, Params(block=32)) for _ in range(12)]
+    assert {guess.layout for guess in guesses} == {Params(block=32)}
+    assert sum(guess.launch["kind"] == "a" for guess in guesses) > 6
+
+
+def test_another_host_sees_what_is_measured_and_what_is_being_measured(tmp_path: Path):
+    url = f"sqlite:///{tmp_path / 'studies.db'}"
+    one, other = (studies(open_database(url), seed) for seed in (0, 1))
+    assert one.claim(candidate())
+    assert (one.claimed(), other.claimed()) == (set(), {candidate().key})
+    assert not other.claim(candidate())
+    assert other.claim(candidate(threads=4))
+    other.close()
+    one.finish(record(candidate()))
+    assert (one.claimed(), other.claimed()) == (set(), set())
+    assert other.read() == [record(candidate())]
+    assert other.read() == []
+    assert not other.claim(candidate())
+
+
+def test_what_a_dead_process_had_claimed_lapses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(storage, "GRACE_S", 1)
+    url = f"sqlite:///{tmp_path / 'studies.db'}"
+    dead, other = (studies(open_database(url)) for _ in range(2))
+    assert dead.claim(candidate())
+    with dead._storage.engine.begin() as connection:  # type: ignore[attr-defined]
+        connection.exec_driver_sql("UPDATE trial_heartbeats SET heartbeat = datetime('now', '-1 hour')")
+    assert other.claimed() == set()
+    assert other.claim(candidate())
+    dead.finish(record(candidate()))  # it was only suspended: what it measured counts all the same
+    assert other.read() == [record(candidate())]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "nonsense",
+        "nosuch://user:secret@host/name",
+        "nosuch://user:a/secret@host/name",
+        "nosuch://user:a@secret@host/name",
+        "nosuch://us@er:secret@host/name",
+        "nosuch://user:secret/name",
+        "postgresql://user:a@secret@host.invalid/name",
+        "user:secret@host/name",
+        "nosuch:user:secret@host/name",
+        "nosuch://user:…@host/name?password=secret&sslpassword=secret",
+        "nosuch://user:…@host/name?x=1&PASSWORD=secret",
+        "sqlite:////proc/nowhere/x.db",
+    ],
+)
+def test_a_database_that_does_not_open_is_named_without_its_password(url: str):
+    with pytest.raises(
+        KvgenError, match=r"cannot open the storage (nonsense|(nosuch://|postgresql://)?…@host|nosuch://user:…/name|sqlite:)"
+    ) as caught:
+        open_database(url)
+    assert "secret" not in str(caught.value)
+    assert "\n" not in str(caught.value)
