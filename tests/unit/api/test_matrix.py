@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from kvgen.lower.backends import get_backend
 
 from kvgen.api import FallbackWarning, get_kernel, get_matrix_kernel
 from kvgen.errors import SpecError
+from kvgen.lower.backend import get_backend
 from kvgen.measure.measurement import Candidate
 from kvgen.registry.store import Store
 from kvgen.toolchain import ArtifactCache
