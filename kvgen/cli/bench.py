@@ -64,14 +64,18 @@ def bench(
     spec = resolve_spec(spec_name, arch, workload)
     target = resolve(spec.arch)
     rows = run(spec, target, [] if alone else _chosen(spec, target, against), policy, rounds, csv)
-    if not rows:
-        from kvgen.errors import MeasureError
-
-        raise MeasureError("nothing was measured, for the reasons above")
+    _require_some(rows)
     if as_json:
         print_json(rows)
     else:
         show(rows)
+
+
+def _require_some(records: list[dict[str, Any]]) -> None:
+    from kvgen.errors import MeasureError
+
+    if not records:
+        raise MeasureError("nothing was measured, for the reasons above")
 
 
 def pin_threads() -> None:
@@ -121,6 +125,8 @@ def _tell(*messages: str) -> None:
 
 def show(rows: list[dict[str, Any]]) -> None:
     """A table per workload, fastest first."""
+    from kvgen.spec import Workload
+
     columns = ["provider", "time", "to kvgen", "MB", "GB/s", "pure read", "of read speed", "relative L2"]
     while rows:
         work, name = rows[0]["workload"], rows[0]["spec"]
@@ -139,8 +145,6 @@ def show(rows: list[dict[str, Any]]) -> None:
             )
             for row in sorted(mine, key=lambda row: row["us"])
         ]
-        from kvgen.spec import Workload
-
         print_table(f"{name} at {Workload(**work).key}", columns, table, right=columns[1:])
         typer.echo("")
 
@@ -166,6 +170,7 @@ def _run_suite(target: Target, names: list[str], policy: TimingPolicy, rounds: i
             write_csv(csv, pd.DataFrame([{**record, **about[record["target"]]} for record in records]))
 
     records, errors = suite.run(entrants, shapes, policy, rounds, _tell, kept)
+    _require_some(records)
     if as_json:
         print_json({"rows": records, "errors": errors})
         return
