@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import io
 from collections import Counter
 from pathlib import Path
@@ -45,16 +44,6 @@ def test_progress_tells_best_trials_failures_and_time(capsys: pytest.CaptureFixt
             view(SEEN)
             view(SEEN)
         assert capsys.readouterr().err.count("\n") == lines
-
-
-def test_a_line_that_cannot_be_written_ends_no_build(monkeypatch: pytest.MonkeyPatch):
-    class Full(io.StringIO):
-        def write(self, text: str) -> int:
-            raise OSError(errno.ENOSPC, text)
-
-    monkeypatch.setattr("sys.stderr", Full())
-    with ProgressView("tiny") as view:
-        view(SEEN)
 
 
 @pytest.mark.parametrize(("words", "built"), [((), "tuner.tune"), (("--compile-only",), "compile_only.compile_space")])

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from kvgen.accuracy import formats
-from kvgen.accuracy.recommend import MODELS
 from kvgen.cli.output import describe
 from kvgen.registry import packaged_store
 from kvgen.registry.store import Store
@@ -161,11 +160,6 @@ def test_a_table_is_read_with_a_bound(kvgen: Any, tmp_path: Path) -> None:
     answer = kvgen("recommend", "llama-3.1-8b", "--max-error", "1", "--table", "endless.csv")
     assert answer.code == 3
     assert "endless.csv has more than" in answer.said
-
-
-def test_the_page_names_every_model_of_recommend() -> None:
-    page = (ROOT / "docs" / "cli.md").read_text()
-    assert [name for name in MODELS if f"`{name}`" not in page] == []
 
 
 def test_show_tells_the_quality_of_an_entry(kvgen: Any, tmp_path: Path) -> None:
