@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -89,13 +90,14 @@ class Part:
             told.append(f"the model multiplies scores by {scale:.9g}, which is an argument of calls: kernel.decode(..., scale={scale:.9g})")
         return "".join(f"# {line}\n" for line in told) + dump_spec(self.spec)
 
+    @cached_property
     def entries(self) -> list[Entry]:
-        """Registered winners of exactly this format, for these heads."""
+        """Registered winners of exactly this format, for these heads; the registries are read once."""
         return [one.entry for store in stores() for one in store.find(self.spec) if one.entry is not None]
 
     def step_us(self) -> float | None:
         """The least time of attention at 8 x 32768 in one layer, as an entry was measured on a GPU, in µs; None where there is none."""
-        timings = (entry.timing(STEP) for entry in self.entries() if entry.arch != "cpu")
+        timings = (entry.timing(STEP) for entry in self.entries if entry.arch != "cpu")
         return min((timing.us for timing in timings if timing is not None), default=None)
 
 
@@ -123,7 +125,7 @@ class Option:
     @property
     def entries(self) -> list[Entry]:
         """Of all parts."""
-        return [entry for part in self.parts for entry in part.entries()]
+        return [entry for part in self.parts for entry in part.entries]
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
