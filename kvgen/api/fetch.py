@@ -15,9 +15,7 @@ from kvgen.spec import AnySpec, KernelSpec, MatrixSpec, load_any_spec, load_spec
 from kvgen.spec.target import resolve
 
 if TYPE_CHECKING:
-    from kvgen.api.kernel import Kernel
-    from kvgen.api.matrix import MatrixKernel
-    from kvgen.registry.entry import Entry
+    from kvgen.api.kernel import Kernel, MatrixKernel
 
 ENVIRONMENT = ("KVGEN_REGISTRY_DIR", "KVGEN_SITE_DIR", "KVGEN_CACHE_DIR")
 """Variables that may change within a process: the others are read once."""
@@ -85,28 +83,18 @@ def forget() -> None:
 
 def _fetch(spec: AnySpec) -> Kernel | MatrixKernel:
     """From a spec to its kernel: the target, the entry, its compiled modules, the kernel over them. Raises as `get_kernel` does."""
+    from kvgen.api.kernel import Kernel, MatrixKernel
+    from kvgen.api.verify import Verification
     from kvgen.registry.default import serving_entry
+    from kvgen.registry.modules import modules
     from kvgen.runtime.device import require_device
 
     target = resolve(spec.arch)
     require_device(target)
     entry, selection = serving_entry(spec, target, select(spec, target))
-    built = _verified(entry)
-    if isinstance(spec, MatrixSpec):
-        from kvgen.api.matrix import MatrixKernel
-
-        return MatrixKernel.of(spec, entry, selection, built)
-    from kvgen.api.kernel import Kernel
-
-    return Kernel.of(spec, entry, selection, built)
-
-
-def _verified(entry: Entry) -> dict[str, Path]:
-    """The modules of an entry, all of which have passed verification on this machine."""
-    from kvgen.api.verify import Verification
-    from kvgen.registry import modules
-
     with Verification(entry) as verification:
-        built = modules.modules(entry, verification.add, verification.start)
+        built = modules(entry, verification.add, verification.start)
         verification.finish()
-    return built
+    if isinstance(spec, MatrixSpec):
+        return MatrixKernel.of(spec, entry, selection, built)
+    return Kernel.of(spec, entry, selection, built)

@@ -85,54 +85,27 @@ def feature_spec(name: str, target: Target) -> KernelSpec:
     return load_spec({**FEATURES[name], "arch": target})
 
 
-def support() -> dict[str, dict[str, str | None]]:
-    """By feature, then by `back end target`: None if it is supported, else the reason why not.
-
-    Back ends whose libraries are not installed are left out.
-    """
-    columns = _columns()
-    return {
-        feature: {f"{backend.name} {target}": _refusal(feature, backend, target) for backend, target in columns} for feature in FEATURES
-    }
-
-
-def _refusal(feature: str, backend: Backend, target: Target) -> str | None:
-    spec = feature_spec(feature, target)
-    return backend.unsupported(spec, target) or (extend_refusal(spec, gpu=target != "cpu") if feature == EXTEND else None)
-
-
 def support_table() -> str:
     """A Markdown table: a row per feature of the spec language, a column per back end and targets; yes, or – where it is refused.
 
     Targets of a back end share a column if they are equal; back ends whose libraries are not installed have none. Needs no GPU or compiler.
     """
-    found = support()
-    groups = _merged(found)
-    lines = ["| | " + " | ".join(title for title, _ in groups) + " |", "|---|" + "---|" * len(groups)]
-    for feature, row in found.items():
-        lines.append(f"| {feature} | " + " | ".join("yes" if row[column] is None else "–" for _, column in groups) + " |")
-    return "\n".join(lines)
-
-
-def _columns() -> list[tuple[Backend, Target]]:
-    columns: list[tuple[Backend, Target]] = []
+    columns: dict[tuple[str, tuple[bool, ...]], list[str]] = {}
     for name in NAMES:
         try:
             backend = get_backend(name)
         except KvgenError:
             continue
-        columns += [(backend, target) for target in get_args(Target) if target in backend.targets]
-    return columns
+        for target in get_args(Target):
+            if target in backend.targets:
+                columns.setdefault((name, tuple(_supports(backend, feature, target) for feature in FEATURES)), []).append(target)
+    titles = [name if [name] == targets else f"{name} ({', '.join(targets)})" for (name, _), targets in columns.items()]
+    lines = ["| | " + " | ".join(titles) + " |", "|---|" + "---|" * len(titles)]
+    for row, feature in enumerate(FEATURES):
+        lines.append(f"| {feature} | " + " | ".join("yes" if answers[row] else "–" for _, answers in columns) + " |")
+    return "\n".join(lines)
 
 
-def _merged(found: Mapping[str, Mapping[str, str | None]]) -> list[tuple[str, str]]:
-    """(title, representative column) of equal columns of one back end."""
-    groups: dict[tuple[Any, ...], list[str]] = {}
-    for column in next(iter(found.values())):
-        answers = tuple(row[column] is None for row in found.values())
-        groups.setdefault((column.split()[0], answers), []).append(column)
-    merged = []
-    for columns in groups.values():
-        backend, targets = columns[0].split()[0], ", ".join(column.split()[1] for column in columns)
-        merged.append((backend if backend == targets else f"{backend} ({targets})", columns[0]))
-    return merged
+def _supports(backend: Backend, feature: str, target: Target) -> bool:
+    spec = feature_spec(feature, target)
+    return backend.unsupported(spec, target) is None and (feature != EXTEND or extend_refusal(spec, gpu=target != "cpu") is None)

@@ -19,7 +19,7 @@ import torch
 
 from kvgen._machine import cores
 from kvgen.api.fetch import get_matrix_kernel
-from kvgen.api.matrix import MatrixKernel
+from kvgen.api.kernel import MatrixKernel
 from kvgen.arch import Target, device_type
 from kvgen.bench.run import Record, Series, take_turns
 from kvgen.errors import UnsupportedError

@@ -10,6 +10,7 @@ from pathlib import Path
 from weakref import WeakValueDictionary
 
 import torch
+from torch import Tensor
 
 from kvgen.runtime import checks, extend
 from kvgen.runtime.calls import SHARED, Calls
@@ -29,21 +30,21 @@ _NAMES = ("q", "k_new", "v_new", "packed", "k_residual", "v_residual", "lengths"
 
 @torch.library.custom_op("kvgen::attend", mutates_args=("workspace",))
 def attend(
-    q: torch.Tensor,
-    packed: torch.Tensor,
-    k_residual: torch.Tensor,
-    v_residual: torch.Tensor,
-    lengths: torch.Tensor,
-    block_table: torch.Tensor | None,
-    workspace: torch.Tensor,
-    sinks: torch.Tensor | None,
+    q: Tensor,
+    packed: Tensor,
+    k_residual: Tensor,
+    v_residual: Tensor,
+    lengths: Tensor,
+    block_table: Tensor | None,
+    workspace: Tensor,
+    sinks: Tensor | None,
     module: str,
     scale: float,
     max_len: int,
     most_q: int,
     softcap: float = 0.0,
     window: int | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """(out, lse) of q over a cache's tensors; shapes and types are those of `docs/abi.md`. Nothing is appended.
 
     More query tokens than `most_q`, those that the module is compiled for, are extend attention, which needs the spec's `softcap` and
@@ -55,35 +56,35 @@ def attend(
 
 @torch.library.custom_op("kvgen::decode", mutates_args=("packed", "k_residual", "v_residual", "lengths", "workspace"))
 def decode(
-    q: torch.Tensor,
-    k_new: torch.Tensor,
-    v_new: torch.Tensor,
-    packed: torch.Tensor,
-    k_residual: torch.Tensor,
-    v_residual: torch.Tensor,
-    lengths: torch.Tensor,
-    block_table: torch.Tensor | None,
-    workspace: torch.Tensor,
-    sinks: torch.Tensor | None,
+    q: Tensor,
+    k_new: Tensor,
+    v_new: Tensor,
+    packed: Tensor,
+    k_residual: Tensor,
+    v_residual: Tensor,
+    lengths: Tensor,
+    block_table: Tensor | None,
+    workspace: Tensor,
+    sinks: Tensor | None,
     module: str,
     scale: float,
     max_len: int,
     most_q: int,
     softcap: float = 0.0,
     window: int | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Append k_new and v_new to a cache's tensors; (out, lse) of q over them. `lengths` grow in place; `most_q` as for `attend`."""
     tensors = (packed, k_residual, v_residual, lengths, block_table)
     return _run(q, (k_new, v_new), tensors, workspace, sinks, module, scale, max_len, most_q, softcap, window)
 
 
 @attend.register_fake
-def _(q: torch.Tensor, *_: object) -> tuple[torch.Tensor, torch.Tensor]:
+def _(q: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     return _outputs(q)
 
 
 @decode.register_fake
-def _(q: torch.Tensor, *_: object) -> tuple[torch.Tensor, torch.Tensor]:
+def _(q: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     return _outputs(q)
 
 
@@ -95,17 +96,15 @@ class Attention(torch.nn.Module):
     its `max_len`. A GPU refuses a step beyond the capacity, writes nothing, and the next call raises CacheMismatch.
     """
 
-    packed: torch.Tensor
-    k_residual: torch.Tensor
-    v_residual: torch.Tensor
-    lengths: torch.Tensor
-    block_table: torch.Tensor | None
-    workspace: torch.Tensor
-    sinks: torch.Tensor | None
+    packed: Tensor
+    k_residual: Tensor
+    v_residual: Tensor
+    lengths: Tensor
+    block_table: Tensor | None
+    workspace: Tensor
+    sinks: Tensor | None
 
-    def __init__(
-        self, kernel: Calls, cache: KVCache, q_len: int = 1, scale: float | None = None, sinks: torch.Tensor | None = None
-    ) -> None:
+    def __init__(self, kernel: Calls, cache: KVCache, q_len: int = 1, scale: float | None = None, sinks: Tensor | None = None) -> None:
         """`q_len` is the number of query tokens of the steps by which the launch is chosen; calls may have others. `scale` multiplies q·k
         (default 1/sqrt(head_dim)). `sinks`, float32 [q_heads], are the learned logits of a format that has them.
 
@@ -135,7 +134,7 @@ class Attention(torch.nn.Module):
             sequences.captured = True
             sequences.appended(sequences.bound)  # a batch of which this is one sequence (`row_of`) learns it, too
 
-    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Attention:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Attention:
         """What `to`, `half` and the like do to every module of a model: nothing here. Raises TypeError where a tensor would change."""
         for name, tensor in self.named_buffers(recurse=recurse):
             changed = fn(tensor.new_empty(0))  # not the tensor itself, which may be gigabytes
@@ -146,7 +145,7 @@ class Attention(torch.nn.Module):
                 )
         return self
 
-    def forward(self, q: torch.Tensor, k_new: torch.Tensor, v_new: torch.Tensor) -> torch.Tensor:
+    def forward(self, q: Tensor, k_new: Tensor, v_new: Tensor) -> Tensor:
         """Append this step's tokens and attend causally.
 
         q and the result are [batch, q_len, q_heads, head_dim], `k_new` and `v_new` [batch, q_len, kv_heads, head_dim], all of the spec's
@@ -155,10 +154,10 @@ class Attention(torch.nn.Module):
         Raises CacheMismatch where an earlier step had no room on a GPU, ValueError where this one has none on the CPU, and on wrong
         tensors.
         """
-        out: torch.Tensor = decode(q, k_new, v_new, *self._cache(), *self._constants())[0]
+        out: Tensor = decode(q, k_new, v_new, *self._cache(), *self._constants())[0]
         return out
 
-    def attend(self, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def attend(self, q: Tensor) -> tuple[Tensor, Tensor]:
         """(out, lse) of q [batch, q_len, q_heads, head_dim], the last positions of each sequence, without appending.
 
         out is like q, lse float32 [batch, q_heads, q_len], natural logarithm. Raises as `forward` does.
@@ -166,9 +165,7 @@ class Attention(torch.nn.Module):
         out, lse = attend(q, *self._cache(), *self._constants())
         return out, lse
 
-    def _cache(
-        self,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor | None]:
+    def _cache(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor, Tensor | None]:
         return self.packed, self.k_residual, self.v_residual, self.lengths, self.block_table, self.workspace, self.sinks
 
     def _constants(self) -> tuple[str, float, int, int, float, int | None]:
@@ -179,18 +176,18 @@ class Attention(torch.nn.Module):
 
 
 def _run(
-    q: torch.Tensor,
-    new: tuple[torch.Tensor, torch.Tensor] | None,
-    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None],
-    workspace: torch.Tensor,
-    sinks: torch.Tensor | None,
+    q: Tensor,
+    new: tuple[Tensor, Tensor] | None,
+    tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None],
+    workspace: Tensor,
+    sinks: Tensor | None,
     path: str,
     scale: float,
     max_len: int,
     most_q: int,
     softcap: float,
     window: int | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Both operators: `decode` where there is `new` K and V, else `attend`. `tensors` are the cache's, without the reserved one."""
     for name, x in zip(_NAMES, (q, *(new or (None, None)), *tensors, workspace, sinks), strict=True):
         if x is not None:
@@ -229,7 +226,7 @@ def _run(
     return out, lse
 
 
-def _order_of(packed: torch.Tensor) -> tuple[CallOrder, OverflowFlag]:
+def _order_of(packed: Tensor) -> tuple[CallOrder, OverflowFlag]:
     """The order of all calls over the cache with these blocks, of operators and of kernels, and its flag of a step without room."""
     place = packed.data_ptr()
     found = _sequences.get(place)
@@ -240,7 +237,7 @@ def _order_of(packed: torch.Tensor) -> tuple[CallOrder, OverflowFlag]:
     return _unbound[place]
 
 
-def _outputs(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _outputs(q: Tensor) -> tuple[Tensor, Tensor]:
     """Empty out, like q, and lse, float32 [batch, q_heads, q_len]."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     return out, torch.empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32, device=q.device)

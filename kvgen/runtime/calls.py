@@ -1,11 +1,8 @@
 """Compiled launches on torch tensors: the calls over caches of one packed layout.
 
-Streams: for every call with torch tensors on a GPU, TVM-FFI asks torch for the current stream (by the DLPack exchange API or, where torch
-has none, by `torch._C._cuda_getCurrentRawStream`) and sets it as its environment's stream (`TVMFFIEnvGetStream`). Neither way
-synchronizes. This module therefore does nothing about streams, and calls inside a `torch.cuda.graph` are captured.
-
-Threads: every call holds the lock of its cache (`KVCache.call_order`) until the module has returned, so calls over one cache run one after
-the other. The bound grows only after the module has accepted the call, so a refused call leaves it unchanged.
+TVM-FFI sets torch's current stream as its environment's for every call with tensors on a GPU, so that calls inside a `torch.cuda.graph` are
+captured. Every call holds the lock of its cache (`CallOrder`) until the module has returned. The host's bound of the lengths grows only
+after the module has accepted the call, so a refused call leaves it unchanged.
 """
 
 from __future__ import annotations
@@ -14,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from kvgen.runtime import checks, kvcache
 from kvgen.runtime.checks import Arguments, New
@@ -59,21 +57,19 @@ class Calls:
         batch: int | None = None,
         max_len: int | None = None,
         device: torch.device | str | None = None,
-        block_table: torch.Tensor | None = None,
+        block_table: Tensor | None = None,
         pages: int | None = None,
         *,
         like: KVCache | None = None,
     ) -> KVCache:
         """An empty cache for `batch` sequences of up to `max_len` tokens, with a workspace for every launch of any back end.
 
-        With `like`, and no other argument, the cache shares the sequences of another one: lengths, block table and workspaces. The
-        layers of a model thus have common lengths, which advance once per step (`plan`, `KVCache.advance`).
-
+        With `like`, and no other argument, the cache is another layer over the sequences of that one: lengths, block table, workspaces.
         Paged formats take a `block_table`, int32 [batch, max_pages], into a pool of `pages` pages; without one, every sequence
         gets pages of its own. `device` defaults to the table's, else to the CPU or the current GPU by architecture.
-        Raises ValueError on sizes below 1, on a table of the wrong shape, and on pages for a contiguous format, TypeError where neither
-        sizes nor `like` are given and where `like` is no cache, CacheMismatch where blocks or pages of `like` hold another number of
-        tokens, MemoryError where the system refuses the memory of a cache on the CPU.
+
+        Raises TypeError or ValueError on wrong sizes or tables and on pages for a contiguous format, CacheMismatch where `like` has other
+        blocks or pages, MemoryError where the system refuses the memory of a cache on the CPU.
         """
         checks.eager()
         if like is not None:
@@ -92,10 +88,9 @@ class Calls:
         return cache
 
     def prepare(self, cache: KVCache) -> None:
-        """Allocate this kernel's workspaces for a cache. Otherwise the first call of each launch allocates its own, which it must not do
-        while a CUDA graph is captured.
+        """Allocate this kernel's workspaces for a cache, which the first call of each launch must not do while a CUDA graph is captured.
 
-        Raises CacheMismatch for a cache of another layout, and while a graph is captured, which would zero it at every replay.
+        Raises CacheMismatch for a cache of another layout, and while a graph is captured.
         """
         self._arguments.cache(cache)
         checks.eager()
@@ -113,9 +108,9 @@ class Calls:
     def prefill(
         self,
         cache: KVCache,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        lengths: torch.Tensor | Sequence[int] | None = None,
+        k: Tensor,
+        v: Tensor,
+        lengths: Tensor | Sequence[int] | None = None,
         *,
         check_finite: bool = False,
         advance: bool = True,
@@ -123,9 +118,8 @@ class Calls:
         """Append the first `lengths[b]` tokens (all by default) of each sequence of `k` and `v`, quantizing full blocks.
 
         `k` and `v` are [batch, tokens, kv_heads, head_dim], of the spec's dtype; `lengths` int32 [batch], or numbers on the host.
-        Lengths given on the host tighten the cache's bound. If several caches share lengths, every layer appends with
-        `advance=False`, at the same place, and `cache.advance(lengths)` writes them once. `check_finite` looks for infinities and NaNs
-        first, which waits for the device.
+        If several caches share lengths, every layer appends with `advance=False`, and `cache.advance(lengths)` writes them once.
+        `check_finite` looks for infinities and NaNs first, which waits for the device.
 
         Raises CacheMismatch where the cache is of another layout or could be too small, ValueError on wrong tensors, on numbers that are
         not finite, and where lengths that several caches share would advance.
@@ -159,18 +153,16 @@ class Calls:
     ) -> Plan:
         """The work distribution of a step, for `decode` (or, without `append`, `attend`) with `q_len` query tokens over present lengths.
 
-        It is made once, on the device, and given to every layer's `decode(..., plan=plan)`; `cache.advance(q_len)` ends the step. Within a
-        CUDA graph all of this is captured, and replays follow the lengths. Sequences without tokens take no part: nothing is appended,
-        and their output is 0. Of sequences that have no room for the step nothing is written, and the next call raises.
+        It is made once, on the device, and given to every layer's `decode(..., plan=plan)`; `cache.advance(q_len)` ends the step. Replays
+        of a CUDA graph that captured all of this follow the lengths. Sequences without tokens take no part, and their output is 0. Of
+        sequences that have no room nothing is written, and the next call raises.
 
-        `uniform` promises that all lengths are equal and above 0 (or declines to): then the step has a static schedule and needs no plan
-        on the device. By default the host says what it knows, and within a capture, whose replays it does not see, it promises nothing.
-        `bound` is what no length exceeds after the step, for a captured one during all replays (by default `max_len`); it sizes a static
-        schedule, and no result depends on it. `tokens` is the number of all sequences together, about, where the host knows it: of
-        unequal lengths, it chooses a better launch than the longest length alone.
+        `uniform` promises that all lengths are equal and above 0: such a step has a static schedule. By default the host says what it
+        knows, and nothing within a capture. `bound` is what no length exceeds after the step, in replays too (by default `max_len`), and
+        `tokens` the number of all sequences together, about: a launch is chosen by them, and no result depends on them.
 
-        Raises CacheMismatch for a cache of another layout or too small, ValueError on more query tokens than the spec's `attention.q_len`,
-        which is extend attention and takes no plan, and on numbers below 0.
+        Raises CacheMismatch for a cache of another layout or too small, ValueError on numbers below 0 and on more query tokens than
+        `attention.q_len` of the spec, which are extend attention.
         """
         self._arguments.cache(cache)
         q_len = checks.whole("q_len", q_len, 1)
@@ -200,59 +192,53 @@ class Calls:
 
     def decode(
         self,
-        q: torch.Tensor,
-        k_new: torch.Tensor,
-        v_new: torch.Tensor,
+        q: Tensor,
+        k_new: Tensor,
+        v_new: Tensor,
         cache: KVCache,
-        out: torch.Tensor | None = None,
-        lse: torch.Tensor | bool | None = None,
+        out: Tensor | None = None,
+        lse: Tensor | bool | None = None,
         scale: float | None = None,
         *,
-        sinks: torch.Tensor | None = None,
+        sinks: Tensor | None = None,
         plan: Plan | None = None,
         advance: bool = True,
     ) -> Any:
         """Append `k_new` and `v_new`, attend causally with `q`, and pack a block that became full.
 
         `q` and out are [batch, q_len, q_heads, head_dim], `k_new` and `v_new` [batch, q_len, kv_heads, head_dim], all of the spec's
-        dtype; lse is float32 [batch, q_heads, q_len], natural logarithm. Returns out, or (out, lse) where `lse` is true or a tensor to
-        fill. `scale` multiplies q·k (default 1/sqrt(head_dim)). `sinks`, float32 [q_heads], are the learned logits of a format that has
-        them (`attention.sinks`), and are given for no other.
+        dtype. Returns out, or (out, lse) where `lse` is true or a tensor to fill: float32 [batch, q_heads, q_len], natural logarithm.
+        `scale` multiplies q·k (default 1/sqrt(head_dim)). `sinks`, float32 [q_heads], are given exactly where `attention.sinks` is true.
 
-        Without a `plan` lengths advance by the new tokens; with one they stay as they are (see `plan`), so that every layer appends at the
-        same place, and sequences without tokens take no part. Without a plan but with `advance=False` lengths stay as they are, too, and
-        sequences without tokens take part: the layers of a model share a chunk of a prompt like that, and `cache.advance([q_len] * batch)`
-        ends it.
+        Lengths advance by the new tokens, except with a `plan` (see `plan`) or with `advance=False`, for layers that share a chunk of a
+        prompt: sequences without tokens take part in that, and `cache.advance([q_len] * batch)` ends it. More query tokens than
+        `attention.q_len` are extend attention, without a plan: on a GPU the cache is dequantized for torch's kernels, at most 1 GiB at a
+        time, and the host waits once for the lengths, except while a CUDA graph is captured.
 
-        More query tokens than the spec's `attention.q_len` are extend attention: on a GPU the cache is dequantized, at most
-        1 GiB at a time, and torch's kernels run over that and the new tokens. Such a call waits once for the device, to know the
-        lengths, except while a CUDA graph is captured.
-
-        Raises CacheMismatch for a cache of another layout or too small, or if an earlier step had no room, UnsupportedError for
-        extend attention in float32 on a GPU, ValueError on wrong tensors, on a plan of another step,
-        kernel or cache, and where lengths that several caches share would advance.
+        Raises CacheMismatch for a cache of another layout or too small, or if an earlier step had no room, UnsupportedError for extend
+        attention in float32 on a GPU, ValueError on wrong tensors, on a plan of another step, kernel or cache, and where lengths that
+        several caches share would advance.
         """
         return self._call(q, (k_new, v_new), cache, out, lse, scale, sinks, plan, advance=advance)
 
     def attend(
         self,
-        q: torch.Tensor,
+        q: Tensor,
         cache: KVCache,
-        out: torch.Tensor | None = None,
-        lse: torch.Tensor | bool | None = None,
+        out: Tensor | None = None,
+        lse: Tensor | bool | None = None,
         scale: float | None = None,
         *,
-        sinks: torch.Tensor | None = None,
+        sinks: Tensor | None = None,
         plan: Plan | None = None,
     ) -> Any:
         """Attend with `q` [batch, q_len, q_heads, head_dim], the last q_len positions of each sequence; nothing is appended.
 
-        Returns and raises as `decode` does; also ValueError if a contiguous cache with a sliding window no longer keeps what so many query
-        tokens see.
+        Returns and raises as `decode` does; also ValueError if a contiguous cache with a sliding window no longer keeps what they see.
         """
         return self._call(q, None, cache, out, lse, scale, sinks, plan)
 
-    def unpack(self, cache: KVCache, k: torch.Tensor | None = None, v: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    def unpack(self, cache: KVCache, k: Tensor | None = None, v: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """K and V as the kernel sees them, [batch, longest, kv_heads, head_dim]; zeros (or what `k`, `v` held) past each length.
 
         Without `k` and `v` it waits for the device, which knows the longest length; while a CUDA graph is captured they are max_len long.
@@ -276,13 +262,13 @@ class Calls:
 
     def _call(
         self,
-        q: torch.Tensor,
+        q: Tensor,
         new: New | None,
         cache: KVCache,
-        out: torch.Tensor | None,
-        lse: torch.Tensor | bool | None,
+        out: Tensor | None,
+        lse: Tensor | bool | None,
         scale: float | None,
-        sinks: torch.Tensor | None,
+        sinks: Tensor | None,
         plan: Plan | None,
         *,
         advance: bool = True,
@@ -336,9 +322,7 @@ class Calls:
     # --- choice of launch ------------------------------------------------------------------------------------------------
 
     def launch_at_capacity(self, cache: KVCache, q_len: int = 1) -> Executable:
-        """The launch of calls over a cache that has grown to its capacity, as a captured step takes it. Raises CacheMismatch for a cache of
-        another layout.
-        """
+        """The launch of a captured step over a cache, for its capacity. Raises CacheMismatch for a cache of another layout."""
         self._arguments.cache(cache)
         return self._launch(cache, cache.max_len, q_len)
 
@@ -353,9 +337,9 @@ class Calls:
         total: int | None = None,
         equal: bool | None = None,
     ) -> Executable:
-        """The launch of a plan; without one that of the dispatch table, for what the host knows without waiting for the device: at most
-        `length` tokens per sequence, unless the caller knows better: `bound`, and `total` of all sequences. `equal`: whether the step has a
-        static schedule; None: if the host knows that all lengths are equal.
+        """The launch of a plan, else that of the dispatch table for what the host knows: at most `length` tokens per sequence, unless the
+        caller knows better: `bound`, and `total` of all sequences. `equal`: whether the step has a static schedule; None: if lengths are
+        known to be equal.
         """
         if plan is not None:
             return plan.launch if plan.launch in self._distinct else self._distinct[0]  # refuses a plan of another kernel

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from kvgen.errors import CacheMismatch, ToolchainMissing, UnsupportedError
 from kvgen.format.dtypes import torch_dtype
@@ -23,10 +24,9 @@ if TYPE_CHECKING:
 INT32_MAX = 2**31 - 1
 FLOAT32_MAX = (2 - 2**-23) * 2.0**127
 LOG2_E = 1.4426950408889634
-New = tuple[torch.Tensor, torch.Tensor]
+New = tuple[Tensor, Tensor]
 """K and V to be appended, [batch, tokens, kv_heads, head_dim]."""
 _dispatch_modes, _function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
-_Tensor = torch.Tensor
 _CACHE = ("blocks", "K residual", "V residual", "lengths", "block table", "residual slots")
 
 
@@ -47,11 +47,11 @@ class Arguments:
         self._kv_tail = (attention.kv_heads, attention.head_dim)
         self._most_scale = _most_scale(attention.softcap)
 
-    def query(self, q: torch.Tensor, cache: KVCache) -> int:
+    def query(self, q: Tensor, cache: KVCache) -> int:
         """The query tokens of a call, after checking query and cache. A module checks dtype and device."""
         try:
             shape, sequences = q.shape, cache.sequences
-            right = type(q) is _Tensor and q.data_ptr() and not q.is_neg()
+            right = type(q) is Tensor and q.data_ptr() and not q.is_neg()
             right = right and len(shape) == 4 and type(shape[1]) is int  # torch.jit.trace makes a tensor of it
             right = right and shape[0] == sequences.batch and shape[2:] == self._q_tail and cache.layout_id == self._layout_id
         except (AttributeError, RuntimeError):  # what is no tensor, and tensors without a shape or an address
@@ -59,7 +59,7 @@ class Arguments:
         if not right:
             self.cache(cache)
             eager()
-            shape = q.shape if isinstance(q, _Tensor) and not q.is_nested else shape
+            shape = q.shape if isinstance(q, Tensor) and not q.is_nested else shape
             tensor("q", q, (cache.batch, shape[1] if len(shape) == 4 else 1, *self._q_tail), self.dtype, cache.device)
         return shape[1]
 
@@ -67,15 +67,15 @@ class Arguments:
         """K and V of a call with as many query tokens: their memory. A module checks shapes, dtypes and devices."""
         k, v = new
         try:
-            if type(k) is type(v) is _Tensor and k.data_ptr() and v.data_ptr() and not (k.is_neg() or v.is_neg()):
+            if type(k) is type(v) is Tensor and k.data_ptr() and v.data_ptr() and not (k.is_neg() or v.is_neg()):
                 return
         except RuntimeError:  # a tensor without an address
             pass
         self._new(new, tokens, cache.batch, cache.device)
 
     def outputs(
-        self, q: torch.Tensor, cache: KVCache, out: torch.Tensor | None, lse: torch.Tensor | bool | None, scale: float | None
-    ) -> tuple[torch.Tensor, torch.Tensor | None, float]:
+        self, q: Tensor, cache: KVCache, out: Tensor | None, lse: Tensor | bool | None, scale: float | None
+    ) -> tuple[Tensor, Tensor | None, float]:
         """The outputs of a call, checked or allocated, and its scale. The module checks the rest of `out`.
 
         What torch allocates, and the modes of torch, show whether it computes or records.
@@ -84,7 +84,7 @@ class Arguments:
         if out is None:
             out = torch.empty(q.shape, dtype=self.dtype, device=cache.device)
         try:
-            right = type(out) is _Tensor and out.data_ptr() and not (_dispatch_modes() or _function_modes())
+            right = type(out) is Tensor and out.data_ptr() and not (_dispatch_modes() or _function_modes())
             right = right and not (given and (out.requires_grad or out.is_neg()))
         except (AttributeError, RuntimeError):
             right = False
@@ -110,7 +110,7 @@ class Arguments:
                 "this kernel's new_cache"
             )
 
-    def filling(self, cache: KVCache, k: torch.Tensor, v: torch.Tensor, *, finite: bool) -> int:
+    def filling(self, cache: KVCache, k: Tensor, v: Tensor, *, finite: bool) -> int:
         """The tokens of a `prefill`. `finite` waits for the device."""
         plain("k", k)
         tokens = k.shape[1] if k.dim() == 4 else 0
@@ -120,7 +120,7 @@ class Arguments:
             raise ValueError("k or v holds infinities or NaNs, which have no quantized form")
         return tokens
 
-    def sinks(self, sinks: torch.Tensor | None, cache: KVCache) -> None:
+    def sinks(self, sinks: Tensor | None, cache: KVCache) -> None:
         """The learned sinks of a call, float32 [q_heads], given exactly where the spec has them."""
         if sinks is None and self.sinks_needed:
             raise ValueError("this format has learned sinks (attention.sinks): give sinks=, float32 [q_heads]")
@@ -132,7 +132,7 @@ class Arguments:
         if not sinks.is_contiguous():
             raise ValueError(f"sinks must be contiguous, not of strides {list(sinks.stride())}")
 
-    def inputs(self, q: torch.Tensor, new: New | None, batch: int, device: torch.device) -> None:
+    def inputs(self, q: Tensor, new: New | None, batch: int, device: torch.device) -> None:
         """Query, K and V of a call over `batch` sequences: where no module checks them, and to name what a module refused."""
         plain("q", q)
         tokens = q.shape[1] if q.dim() == 4 else 1
@@ -168,7 +168,7 @@ class Arguments:
         for name, x in zip(("k_new", "v_new"), new, strict=True):
             tensor(name, x, (batch, tokens, *self._kv_tail), self.dtype, device)
 
-    def _lse(self, lse: torch.Tensor | bool, q: torch.Tensor) -> torch.Tensor | None:
+    def _lse(self, lse: Tensor | bool, q: Tensor) -> Tensor | None:
         """The tensor that a caller's `lse` asks to fill."""
         if lse is False:
             return None
@@ -199,9 +199,9 @@ def eager() -> None:
         )
 
 
-def _in_memory(x: torch.Tensor) -> bool:
+def _in_memory(x: Tensor) -> bool:
     """Whether the elements of a strided tensor lie at its address. `Arguments` repeats this inline for calls of decode steps."""
-    if type(x) is not torch.Tensor and torch._C._dispatch_keys(x).has(torch._C.DispatchKey.Python):
+    if type(x) is not Tensor and torch._C._dispatch_keys(x).has(torch._C.DispatchKey.Python):
         return False  # FakeTensor and other types whose elements Python code makes
     try:
         return x.data_ptr() != 0 or x.numel() == 0
@@ -213,7 +213,7 @@ def plain(name: str, x: Any) -> None:
     """Raises TypeError unless `x` is a torch tensor, ValueError unless a module that is given its address, shape and strides reads its
     elements there.
     """
-    if not isinstance(x, torch.Tensor):
+    if not isinstance(x, Tensor):
         raise TypeError(f"{name} must be a torch tensor, not {type(x).__module__}.{type(x).__qualname__}")
     if x.is_nested or x.layout is not torch.strided or x.is_quantized:
         kind = "nested" if x.is_nested else "quantized" if x.is_quantized else str(x.layout).removeprefix("torch.").lstrip("_")
@@ -229,7 +229,7 @@ def plain(name: str, x: Any) -> None:
 
 def tensor(name: str, x: Any, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
     """Raises TypeError unless `x` is a torch tensor, ValueError unless it has this shape, dtype and device, and is `plain`."""
-    if not isinstance(x, torch.Tensor) or x.is_nested:  # a nested tensor has no shape
+    if not isinstance(x, Tensor) or x.is_nested:  # a nested tensor has no shape
         plain(name, x)
     if tuple(x.shape) != tuple(shape):
         raise ValueError(f"{name} must have shape {list(shape)}, not {list(x.shape)}")
@@ -247,7 +247,7 @@ def output(name: str, x: Any, shape: Sequence[int], dtype: torch.dtype, device: 
         raise ValueError(f"{name} requires a gradient, and kernels have none: give {name}.detach() instead")
 
 
-def matrix(call: str, **given: torch.Tensor | None) -> None:
+def matrix(call: str, **given: Tensor | None) -> None:
     """The tensors of an operation on a matrix by their names; the first is the matrix. A module checks shapes, types and devices."""
     eager()
     for i, (name, x) in enumerate(given.items()):
@@ -258,7 +258,7 @@ def matrix(call: str, **given: torch.Tensor | None) -> None:
             raise ValueError(f"{call}: {name} must be a matrix [tokens, channels], and has {x.ndim} dimensions")
 
 
-def _apart(name: str, out: torch.Tensor, others: Sequence[tuple[str, torch.Tensor | None]]) -> None:
+def _apart(name: str, out: Tensor, others: Sequence[tuple[str, Tensor | None]]) -> None:
     """ValueError where `out` may share memory with itself or with one of `others`; for calls that no module checks."""
     if not out.is_contiguous() and torch._debug_has_internal_overlap(out) == 1:
         raise ValueError(f"{name} overlaps with itself")
@@ -270,7 +270,7 @@ def _apart(name: str, out: torch.Tensor, others: Sequence[tuple[str, torch.Tenso
                 raise ValueError(f"{name} overlaps with {other_name}")
 
 
-def _span(x: torch.Tensor) -> tuple[int, int]:
+def _span(x: Tensor) -> tuple[int, int]:
     last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True)) if x.numel() else -1
     return x.data_ptr(), x.data_ptr() + (last + 1) * x.element_size()
 
@@ -295,12 +295,12 @@ def whole(name: str, value: Any, least: int, most: int = INT32_MAX) -> int:
 
 def is_whole(value: Any) -> bool:
     """Whether a value is one number, of Python or numpy, and not one for each sequence."""
-    return not isinstance(value, torch.Tensor) and hasattr(value, "__index__") and not getattr(value, "shape", ())
+    return not isinstance(value, Tensor) and hasattr(value, "__index__") and not getattr(value, "shape", ())
 
 
 def finite_scale(value: Any, softcap: float) -> float:
     """`value` as a float whose products the kernels' float32 holds: any sign, 0 too."""
-    if isinstance(value, bool | str | bytes | torch.Tensor):
+    if isinstance(value, bool | str | bytes | Tensor):
         raise TypeError(f"scale must be a float, not {value!r}")
     try:
         number = float(value)
@@ -320,7 +320,7 @@ def _most_scale(softcap: float) -> float:
     return FLOAT32_MAX * min(1 / LOG2_E, softcap or 1.0)
 
 
-def lengths(name: str, given: Any, batch: int, tokens: int, meaning: str, device: torch.device) -> tuple[torch.Tensor, int, bool]:
+def lengths(name: str, given: Any, batch: int, tokens: int, meaning: str, device: torch.device) -> tuple[Tensor, int, bool]:
     """New tokens per sequence as int32 [batch] on the device, the most of them, and whether the host knows that they are equal.
 
     Those on the host are checked to lie in 0..tokens, which is `meaning`. Those on a GPU are not looked at, so they have to be int32
@@ -328,7 +328,7 @@ def lengths(name: str, given: Any, batch: int, tokens: int, meaning: str, device
     """
     if given is None:
         return torch.full((batch,), tokens, dtype=torch.int32, device=device), tokens, True
-    if isinstance(given, torch.Tensor) and given.device.type != "cpu":
+    if isinstance(given, Tensor) and given.device.type != "cpu":
         tensor(name, given, (batch,), torch.int32, device)
         return given, tokens, False
     numbers = counts(name, given, batch, tokens, meaning)
@@ -346,12 +346,12 @@ def counts(name: str, given: Any, batch: int, most: int, meaning: str) -> list[i
     return numbers
 
 
-def sequence_numbers(name: str, given: Any, batch: int, count: int | None = None) -> torch.Tensor:
+def sequence_numbers(name: str, given: Any, batch: int, count: int | None = None) -> Tensor:
     """Numbers of sequences, `count` of them, as an integer tensor of one dimension; those on a GPU are not looked at.
 
     Raises TypeError or ValueError: of a mask or of floats, torch would take the values as numbers of sequences.
     """
-    if not isinstance(given, torch.Tensor) or given.device.type == "cpu":
+    if not isinstance(given, Tensor) or given.device.type == "cpu":
         numbers = [whole(f"a number of {name}", n, 0, batch - 1) for n in _host_numbers(name, given)]
         found = torch.tensor(numbers, dtype=torch.int64, device="cpu")
     elif given.dtype not in (torch.int32, torch.int64):
@@ -364,8 +364,8 @@ def sequence_numbers(name: str, given: Any, batch: int, count: int | None = None
 
 
 def _host_numbers(name: str, given: Any) -> list[int]:
-    if isinstance(given, torch.Tensor) or hasattr(given, "__array__"):
-        if isinstance(given, torch.Tensor):
+    if isinstance(given, Tensor) or hasattr(given, "__array__"):
+        if isinstance(given, Tensor):
             plain(name, given)
         kind = str(given.dtype).removeprefix("torch.")
         if not kind.startswith(("int", "uint")):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from uuid import uuid4
 
 import torch
+from torch import Tensor
 
 from kvgen.errors import CacheMismatch
 from kvgen.runtime.kvcache import KVCache, memory_for
@@ -25,7 +26,7 @@ class Executable:
         self._most_q = most_q
         self._plan_sizes: dict[tuple[int | None, int, int, int], int] = {}
 
-    def workspace(self, cache: KVCache) -> torch.Tensor:
+    def workspace(self, cache: KVCache) -> Tensor:
         """The workspace for a cache, and for all caches that share its sequences; allocated once.
 
         Raises CacheMismatch if it would be allocated while a graph is captured, because every replay would zero it.
@@ -47,7 +48,7 @@ class Executable:
         """Give the workspace for a cache back; a captured graph must not outlive it."""
         cache.workspaces.pop(self.key, None)
 
-    def plan(self, sequences: Sequences, q_len: int, *, append: bool, skip_empty: bool) -> torch.Tensor:
+    def plan(self, sequences: Sequences, q_len: int, *, append: bool, skip_empty: bool) -> Tensor:
         """The numbers of a plan, which the device computes: int32, as `docs/abi.md` says."""
         key = (sequences.gpu, sequences.batch, sequences.max_len, q_len)  # it depends on the GPU's number of multiprocessors
         size = self._plan_sizes.get(key)
@@ -60,13 +61,13 @@ class Executable:
 
     def run(
         self,
-        q: torch.Tensor,
-        new: tuple[torch.Tensor, torch.Tensor] | None,
+        q: Tensor,
+        new: tuple[Tensor, Tensor] | None,
         cache: KVCache,
-        out: torch.Tensor,
-        lse: torch.Tensor | None,
-        sinks: torch.Tensor | None,
-        workspace: torch.Tensor,
+        out: Tensor,
+        lse: Tensor | None,
+        sinks: Tensor | None,
+        workspace: Tensor,
         scale: float,
         bound: int,
         plan: Plan | None,
@@ -116,7 +117,7 @@ class Plan:
     """Whether it is for `decode`, which appends q_len tokens, or for `attend`."""
     bound: int
     """No length exceeds it after the step."""
-    numbers: torch.Tensor | None
+    numbers: Tensor | None
     """int32, as `docs/abi.md` says; None for the static scheduler."""
     version: int
     captured: bool

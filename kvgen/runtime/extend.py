@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from kvgen.runtime.kvcache import Tensors
 from kvgen.runtime.module import Module
@@ -47,11 +48,11 @@ class Call:
     `bound`: no length exceeds it after the call.
     """
 
-    q: torch.Tensor
-    new: tuple[torch.Tensor, torch.Tensor] | None
-    out: torch.Tensor
-    lse: torch.Tensor | None
-    sinks: torch.Tensor | None
+    q: Tensor
+    new: tuple[Tensor, Tensor] | None
+    out: Tensor
+    lse: Tensor | None
+    sinks: Tensor | None
     """A logit per query head, float32 [q_heads]."""
     scale: float
     bound: int
@@ -79,7 +80,7 @@ class Call:
         )
 
 
-def aligned(x: torch.Tensor) -> torch.Tensor:
+def aligned(x: Tensor) -> Tensor:
     """The same numbers, copied unless rows are dense and begin at multiples of 16 bytes."""
     size = x.element_size()
     plain = x.stride(-1) == 1 and x.data_ptr() % 16 == 0 and not any(step * size % 16 for step in x.stride()[:-1])
@@ -135,7 +136,7 @@ class Full:
     cannot exclude one once lengths were captured.
     """
 
-    def __init__(self, call: Call, lengths: torch.Tensor) -> None:
+    def __init__(self, call: Call, lengths: Tensor) -> None:
         self._full = lengths + call.q.shape[1] > call.limit
         self._before = [(x, x.clone()) for x in (call.out, call.lse) if x is not None]
 
@@ -170,9 +171,7 @@ def _even(count: int, most: int) -> Iterator[slice]:
     return (slice(count * i // pieces, count * (i + 1) // pieces) for i in range(pieces))
 
 
-def _dequantized(
-    module: Module, cache: Tensors, part: Part, room: int, like: torch.Tensor, *, zeroed: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _dequantized(module: Module, cache: Tensors, part: Part, room: int, like: Tensor, *, zeroed: bool) -> tuple[Tensor, Tensor]:
     """K and V [sequences, room, heads, head_dim] of a part. Past each length, and where a sliding window has passed, they are zero if
     `zeroed`, else uninitialized: kernels that mask these tokens by a weight of 0 need finite numbers (0 * NaN = NaN).
     """
@@ -205,7 +204,7 @@ def cut_of(lengths: list[int], tokens: int, appended: bool) -> Cut:
     return Cut(max(0, shortest) // PREFIX_STEP * PREFIX_STEP, False)
 
 
-def on_host(lengths: torch.Tensor) -> Callable[[], list[int]]:
+def on_host(lengths: Tensor) -> Callable[[], list[int]]:
     """Start copying lengths from their device. The returned function waits for them, not for work that is enqueued later."""
     copy = torch.empty(lengths.shape, dtype=lengths.dtype, device="cpu", pin_memory=True).copy_(lengths, non_blocking=True)
     done = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -218,7 +217,7 @@ def on_host(lengths: torch.Tensor) -> Callable[[], list[int]]:
     return wait
 
 
-def dense_fits(q: torch.Tensor) -> bool:
+def dense_fits(q: Tensor) -> bool:
     """Whether cuDNN supports tensors like q [batch, q_len, q_heads, head_dim], and the host may wait."""
     if torch.cuda.is_current_stream_capturing():
         return False
@@ -227,7 +226,7 @@ def dense_fits(q: torch.Tensor) -> bool:
     return torch.backends.cuda.can_use_cudnn_attention(torch.backends.cuda.SDPAParams(heads, one, one, None, 0.0, False, True))
 
 
-def attend(call: Call, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor, cut: Cut) -> None:
+def attend(call: Call, k: Tensor, v: Tensor, lengths: Tensor, cut: Cut) -> None:
     """Fill `call.out` and `call.lse` of a part, whose K and V have `lengths` tokens and room for the new ones."""
     q, tokens, past = call.q, call.q.shape[1], cut.prefix
     lse = call.lse
@@ -251,7 +250,7 @@ def attend(call: Call, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor, 
         join_sinks(call.out, lse, call.sinks)
 
 
-def _held(call: Call, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+def _held(call: Call, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
     """Write the new tokens behind the old ones; returns the new lengths, int32."""
     if call.new is None:
         return lengths
@@ -265,11 +264,11 @@ def _held(call: Call, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor) -
     return (lengths + count).clamp(max=room)
 
 
-Partial = tuple[torch.Tensor, torch.Tensor]
+Partial = tuple[Tensor, Tensor]
 """Attention over some of the tokens: out like q, and LSE [batch, q_heads, q_len], float32."""
 
 
-def merge(one: Partial, other: Partial, out: torch.Tensor, lse: torch.Tensor | None) -> None:
+def merge(one: Partial, other: Partial, out: Tensor, lse: Tensor | None) -> None:
     """Fill `out` and `lse` with attention over the tokens of both, each of which every query sees some of.
 
     Computed in float32 and rounded once, in two passes over `out`.
@@ -281,7 +280,7 @@ def merge(one: Partial, other: Partial, out: torch.Tensor, lse: torch.Tensor | N
         torch.logaddexp(one[1], other[1], out=lse)
 
 
-def join_sinks(out: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) -> None:
+def join_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> None:
     """Add a logit per head [q_heads] to the denominators of `out` and `lse`, in place. It has no value, so it only scales the output.
 
     A query that sees nothing keeps its output of 0, and its LSE becomes the sink.
@@ -291,7 +290,7 @@ def join_sinks(out: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) -> Non
     torch.logaddexp(lse, sinks, out=lse)
 
 
-def dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, *, causal: bool = False) -> Partial:
+def dense(q: Tensor, k: Tensor, v: Tensor, scale: float, *, causal: bool = False) -> Partial:
     """Attention of q [batch, q_len, q_heads, head_dim] over all of k and v, or causal over as many tokens as q has, by cuDNN."""
     out, lse = torch.ops.aten._scaled_dot_product_cudnn_attention(
         *(x.transpose(1, 2) for x in (q, k, v)), None, True, 0.0, causal, False, scale=scale
@@ -299,9 +298,7 @@ def dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, *, ca
     return out.transpose(1, 2), lse.reshape(q.shape[0], q.shape[2], q.shape[1])
 
 
-def flash(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, used: torch.Tensor, scale: float, first: int = 0, window: int | None = None
-) -> Partial:
+def flash(q: Tensor, k: Tensor, v: Tensor, used: Tensor, scale: float, first: int = 0, window: int | None = None) -> Partial:
     """Causal attention of q [batch, q_len, q_heads, head_dim], the last positions of tokens `first` to `used[b]` of k and v.
 
     With a `window`, a query sees only that many tokens, its own included. A query that sees nothing gets 0, and an LSE of inf.
@@ -309,7 +306,7 @@ def flash(
     batch, tokens, heads, _ = q.shape
     room = k.shape[1]
 
-    def starts(begin: int, step: int) -> torch.Tensor:
+    def starts(begin: int, step: int) -> Tensor:
         return torch.arange(begin, begin + step * batch + 1, step, dtype=torch.int32, device=q.device)
 
     out, lse, *_ = torch.ops.aten._flash_attention_forward(
@@ -320,15 +317,8 @@ def flash(
 
 
 def _capped(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    used: torch.Tensor,
-    bound: int,
-    scale: float,
-    softcap: float,
-    window: int | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, used: Tensor, bound: int, scale: float, softcap: float, window: int | None
+) -> tuple[Tensor, Tensor]:
     """Causal attention of q [batch, q_len, q_heads, head_dim], the last positions of the first `used[b]` tokens of k and v.
 
     k and v are [batch, room, kv_heads, head_dim], finite everywhere; `used` is int32 [batch] on the device, for which the host does not
@@ -357,7 +347,7 @@ def _capped(
     return out, lse
 
 
-def _visible(before: torch.Tensor, rows: slice, seen: int, window: int | None) -> torch.Tensor:
+def _visible(before: Tensor, rows: slice, seen: int, window: int | None) -> Tensor:
     """Whether queries `rows`, the first query of all following `before` tokens, see each of the first tokens: bool [rows, seen]."""
     position = before + torch.arange(rows.start, rows.stop, device=before.device).unsqueeze(1)
     token = torch.arange(seen, device=before.device)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from kvgen.errors import CacheMismatch
 from kvgen.format.dtypes import torch_dtype
@@ -17,13 +18,13 @@ from kvgen.format.residual import residual_rows
 from kvgen.format.window import cache_id, window_places
 from kvgen.runtime import checks
 from kvgen.runtime.module import Module
-from kvgen.runtime.sequences import CallOrder, Sequences, described
+from kvgen.runtime.sequences import CallOrder, Sequences
 
 if TYPE_CHECKING:
     from kvgen.format.layout import PackedLayout
     from kvgen.spec import KernelSpec
 
-Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, None]
+Tensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, None]
 """packed, k_residual, v_residual, lengths, block_table, residual_slots of a cache; the last is reserved."""
 HUGE_PAGE = 2 << 20
 
@@ -36,9 +37,9 @@ class KVCache:
     advance once per step. Calls over such caches run one after the other, from whichever thread or stream they come.
     """
 
-    packed: torch.Tensor
-    k_residual: torch.Tensor
-    v_residual: torch.Tensor
+    packed: Tensor
+    k_residual: Tensor
+    v_residual: Tensor
     layout_id: str
     block_tokens: int
     """Tokens of a packed block, N_r."""
@@ -58,10 +59,9 @@ class KVCache:
         self.sequences.layers.add(self)
 
     def __repr__(self) -> str:
-        known = f"batch={self.batch}, max_len={self.max_len}, {self.sequences.lengths_known}"
-        held = {"packed": self.packed, "k_residual": self.k_residual, "v_residual": self.v_residual, "block_table": self.block_table}
-        shapes = ", ".join(f"{name}={described(tensor)}" for name, tensor in held.items() if tensor is not None)
-        return f"KVCache({known}, {shapes}, nbytes={self.nbytes}, device={str(self.device)!r}, layout_id={self.layout_id!r})"
+        """Reads nothing from the device."""
+        known = f"batch={self.batch}, max_len={self.max_len}, bound={self.bound}, packed={list(self.packed.shape)}"
+        return f"KVCache({known}, nbytes={self.nbytes}, device={str(self.device)!r}, layout_id={self.layout_id!r})"
 
     @property
     def tensors(self) -> Tensors:
@@ -74,12 +74,12 @@ class KVCache:
         return sum(t.numel() * t.element_size() for t in (self.packed, self.k_residual, self.v_residual))
 
     @property
-    def lengths(self) -> torch.Tensor:
+    def lengths(self) -> Tensor:
         """Tokens of every sequence, int32 [batch] on the device."""
         return self.sequences.lengths
 
     @property
-    def block_table(self) -> torch.Tensor | None:
+    def block_table(self) -> Tensor | None:
         """Pages of every sequence, int32 [batch, max_pages]; None where the cache is contiguous."""
         return self.sequences.block_table
 
@@ -108,23 +108,23 @@ class KVCache:
         return self.sequences.call_order
 
     @property
-    def workspaces(self) -> dict[str, torch.Tensor]:
+    def workspaces(self) -> dict[str, Tensor]:
         """Workspaces of kernels for these sequences: one for all caches that have them."""
         return self.sequences.workspaces
 
-    def advance(self, tokens: int | torch.Tensor | Sequence[int]) -> None:
+    def advance(self, tokens: int | Tensor | Sequence[int]) -> None:
         """The end of a step over a plan: lengths advance by `tokens`, once for all caches that share them (`Sequences.advance`)."""
         self.sequences.advance(tokens)
 
-    def crop(self, tokens: int | torch.Tensor | Sequence[int]) -> None:
+    def crop(self, tokens: int | Tensor | Sequence[int]) -> None:
         """Take back the newest tokens of the sequences, of all caches that share them: rejected drafts, for example (`Sequences.crop`)."""
         self.sequences.crop(tokens)
 
-    def reset(self, rows: Sequence[int] | torch.Tensor) -> None:
+    def reset(self, rows: Sequence[int] | Tensor) -> None:
         """Forget every token of some sequences, of all caches that share them; memory is kept (`Sequences.reset`)."""
         self.sequences.reset(rows)
 
-    def reorder(self, index: Sequence[int] | torch.Tensor) -> None:
+    def reorder(self, index: Sequence[int] | Tensor) -> None:
         """Sequence b becomes a copy of sequence `index[b]`, in all caches that share them: beam search (`Sequences.reorder`)."""
         self.sequences.reorder(index)
 
@@ -132,7 +132,7 @@ class KVCache:
         """Forget every token; memory is kept."""
         self.sequences.clear()
 
-    def copy_rows(self, index: torch.Tensor, longest: int) -> None:
+    def copy_rows(self, index: Tensor, longest: int) -> None:
         """Copy the tensors of sequence `index[b]`, int64 [batch], of at most `longest` tokens, to b; lengths are the caller's."""
         blocks = self.packed[:, :, : -(-longest // self.block_tokens)]
         for tensor in (blocks, self.k_residual, self.v_residual):
@@ -183,7 +183,7 @@ def new_cache(
     batch: int,
     max_len: int,
     pages: int | None,
-    table: torch.Tensor | None,
+    table: Tensor | None,
     device: torch.device,
 ) -> KVCache:
     """An empty cache without workspaces; `module` advances its lengths.
@@ -262,7 +262,7 @@ def _tensors(spec: KernelSpec, layout: PackedLayout, rows: int, blocks: int, seq
         )
 
 
-def _page_table(batch: int, need: int, pages: int | None, table: torch.Tensor | None, device: torch.device) -> tuple[torch.Tensor, int]:
+def _page_table(batch: int, need: int, pages: int | None, table: Tensor | None, device: torch.device) -> tuple[Tensor, int]:
     """A checked or fresh block table on the device, and the size of its pool; `need` is the pages of a sequence."""
     if table is None:
         with memory_for(f"a block table of {batch} x {need} pages", 4 * batch * need, device):
@@ -283,7 +283,7 @@ def _page_table(batch: int, need: int, pages: int | None, table: torch.Tensor | 
     return table, pages
 
 
-def new_bytes(count: int, device: torch.device) -> torch.Tensor:
+def new_bytes(count: int, device: torch.device) -> Tensor:
     """Memory of undefined content: uint8 [count]. Large memory on the CPU begins at a multiple of 2 MB, and Linux is asked for huge pages:
     attention reads a whole cache once, and most addresses in pages of 4 KB would miss the TLB.
 

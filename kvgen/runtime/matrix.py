@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from kvgen.format.dtypes import torch_dtype
 from kvgen.runtime import checks
@@ -24,16 +25,14 @@ class MatrixVariant:
         self.spec, self.module = spec, module
         self.dtype = torch_dtype(spec.matrix.dtype)
 
-    def scales(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    def scales(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """max |x| / 127 of every channel, over all tokens."""
         checks.matrix("scales", x=x, out=out)
         out = torch.empty(x.shape[1], dtype=torch.float32, device=x.device) if out is None else out
         self.module.scales(x, out)
         return out
 
-    def quantize(
-        self, x: torch.Tensor, scales: torch.Tensor | None = None, codes: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def quantize(self, x: Tensor, scales: Tensor | None = None, codes: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Codes and scales. Given scales are used as they are, and codes beyond -127 .. 127 clamped; otherwise x is read twice."""
         checks.matrix("quantize", x=x, scales=scales, codes=codes)
         scales = self.scales(x) if scales is None else scales
@@ -41,7 +40,7 @@ class MatrixVariant:
         self.module.quantize(x, scales, codes)
         return codes, scales
 
-    def dequantize(self, codes: torch.Tensor, scales: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    def dequantize(self, codes: Tensor, scales: Tensor, out: Tensor | None = None) -> Tensor:
         """codes * scales, rounded to the spec's dtype."""
         checks.matrix("dequantize", codes=codes, scales=scales, out=out)
         out = torch.empty(codes.shape, dtype=self.dtype, device=codes.device) if out is None else out

@@ -7,10 +7,11 @@ from contextlib import contextmanager
 from ctypes import c_int32
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import torch
+from torch import Tensor
 
 from kvgen.errors import CacheMismatch
 from kvgen.runtime import checks
@@ -54,9 +55,6 @@ class CallOrder:
             current.wait_stream(self._stream)
         self._raw, self._stream = raw, current
 
-    def __reduce__(self) -> tuple[type[CallOrder], tuple[()]]:
-        return CallOrder, ()  # a deep copy of a cache is another cache
-
 
 class OverflowFlag:
     """An int32 that a kernel sets to 1 where a sequence has no room for a step's tokens, and that the host reads without waiting.
@@ -69,49 +67,27 @@ class OverflowFlag:
         self._tensor = torch.zeros(1, dtype=torch.int32, device="cpu", pin_memory=gpu)  # whatever torch's default device is
         self.address = self._tensor.data_ptr()
         self._number = c_int32.from_address(self.address)
-        self._clearing: torch.cuda.Event | None = None
-
-    def clear(self, gpu: int | None) -> None:
-        """Forget the steps before this call. A GPU may still run some of them, so its current stream clears the flag."""
-        if gpu is None:
-            self._number.value = 0
-            return
-        self._tensor.copy_(torch.zeros(1, dtype=torch.int32, device=f"cuda:{gpu}"), non_blocking=True)
-        self._clearing = torch.cuda.current_stream(gpu).record_event()
 
     def check(self) -> None:
-        """Raises CacheMismatch once where a step overflowed since the last check. Until the device has cleared the flag, what it holds may
-        be of a forgotten step, so a later check reads it; a capture must not ask for that."""
-        if self._clearing is not None:
-            if torch.cuda.is_current_stream_capturing() or not self._clearing.query():  # type: ignore[no-untyped-call]
-                return
-            self._clearing = None
+        """Raises CacheMismatch once where a step overflowed since the last check."""
         if self._number.value:
             self._number.value = 0
             raise CacheMismatch(self._message)
 
-    def __reduce__(self) -> tuple[type[OverflowFlag], tuple[bool, str]]:
-        return OverflowFlag, (self._tensor.is_pinned(), self._message)
+    def clear(self, gpu: int | None) -> None:
+        """Forget the steps before this call, for which the host waits: a GPU may still run some of them."""
+        if gpu is not None:
+            torch.cuda.current_stream(gpu).synchronize()
+        self._number.value = 0
 
 
-class Layers(WeakSet["KVCache"]):
-    """The caches that have the same sequences, as long as they live. Copied caches enter the copied set by themselves."""
-
-    def distinct(self) -> list[KVCache]:
-        """One cache of every layer: shallow copies of a cache are one layer."""
-        return list({id(cache.packed): cache for cache in self}.values())
-
-    def __reduce__(self) -> tuple[type[Layers], tuple[()]]:
-        return Layers, ()
-
-
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Sequences:
     """Lengths and block table of a batch, what the host knows of them, and the workspaces and the order of calls over them."""
 
-    lengths: torch.Tensor
+    lengths: Tensor
     """int32 [batch]."""
-    block_table: torch.Tensor | None
+    block_table: Tensor | None
     """int32 [batch, max_pages] of paged caches."""
     batch: int
     max_len: int
@@ -127,15 +103,16 @@ class Sequences:
     """Changes with every change of lengths that the host enqueues: a plan is of one version."""
     captured: bool = False
     """Whether a change of lengths was captured in a CUDA graph: then the host, which sees no replay, knows only `max_len`."""
-    layers: Layers = field(default_factory=Layers)
-    workspaces: dict[str, torch.Tensor] = field(default_factory=dict)
+    layers: WeakSet[KVCache] = field(default_factory=WeakSet)
+    """The caches that have these sequences, as long as they live."""
+    workspaces: dict[str, Tensor] = field(default_factory=dict)
     """By the key of an executable."""
-    row_workspaces: dict[str, torch.Tensor] = field(default_factory=dict)
+    row_workspaces: dict[str, Tensor] = field(default_factory=dict)
     """Workspaces of all single sequences of these, whose calls run one after the other."""
     call_order: CallOrder = field(default_factory=CallOrder)
     whole: Sequences | None = None
     """The sequences of which this is one (`kvgen.runtime.kvcache.row_of`)."""
-    least: torch.Tensor | None = field(init=False)
+    least: Tensor | None = field(init=False)
     """int32 [batch]: the shortest lengths that `crop` may leave, as of the last crop; None without a rollback."""
     overflow: OverflowFlag = field(init=False)
     cropped: OverflowFlag = field(init=False)
@@ -149,14 +126,14 @@ class Sequences:
         self.cropped = OverflowFlag(self.gpu is not None, TOO_SHORT)
         self.least = torch.zeros_like(self.lengths) if self.rollback else None
 
-    def __repr__(self) -> str:
-        pages = f", block_table={described(self.block_table)}" if self.block_table is not None else ""
-        return f"Sequences(batch={self.batch}, max_len={self.max_len}, {self.lengths_known}{pages})"
+    def __getstate__(self) -> dict[str, Any]:
+        """Of a deep copy, which is of other memory: its caches, calls and flags are its own. Copied caches enter `layers` by themselves."""
+        return {name: x for name, x in self.__dict__.items() if name not in ("layers", "call_order", "overflow", "cropped")}
 
-    @property
-    def lengths_known(self) -> str:
-        """What the host knows of the lengths, as text. The device is not asked: that would wait for it, and is an error in a capture."""
-        return f"lengths{'=' if self.uniform and not self.captured else '<='}{self.longest}"
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.layers, self.call_order = WeakSet(), CallOrder()
+        self.overflow, self.cropped = OverflowFlag(self.gpu is not None), OverflowFlag(self.gpu is not None, TOO_SHORT)
 
     # --- what the host knows ---------------------------------------------------------------------------------------------
 
@@ -168,14 +145,14 @@ class Sequences:
     @property
     def shared(self) -> bool:
         """Whether several layers have these sequences."""
-        return len(self.layers) > 1 and len(self.layers.distinct()) > 1
+        return len(self.layers) > 1 and len(self._distinct_layers()) > 1
 
     @property
     def longest(self) -> int:
         """An upper bound of all lengths, without asking the device."""
         return self.max_len if self.captured else self.bound
 
-    def after(self, tokens: int, counts: torch.Tensor | None = None) -> int:
+    def after(self, tokens: int, counts: Tensor | None = None) -> int:
         """An upper bound of all lengths after every sequence grew by `tokens`; with `counts`, sequence b by `counts[b]`, which is at most
         `tokens`. Raises CacheMismatch if it exceeds `max_len`.
 
@@ -217,6 +194,10 @@ class Sequences:
                 counted = counted.whole
             raise
 
+    def _distinct_layers(self) -> list[KVCache]:
+        """One cache of every layer: shallow copies of a cache are one layer."""
+        return list({id(cache.packed): cache for cache in self.layers}.values())
+
     def _changed(self, capturing: bool) -> None:
         """Record a change of lengths; if these are one sequence of others, for those too."""
         self.version += 1
@@ -243,7 +224,7 @@ class Sequences:
         with self.in_order():
             return int(self.lengths[index])
 
-    def advance(self, tokens: int | torch.Tensor | Sequence[int]) -> None:
+    def advance(self, tokens: int | Tensor | Sequence[int]) -> None:
         """Add tokens to the lengths: the end of a step over a plan, or of `prefill(advance=False)` in every layer.
 
         A number is added to every sequence that has tokens; a sequence without any takes no part in a step. Numbers for each sequence
@@ -251,7 +232,7 @@ class Sequences:
 
         Raises CacheMismatch where the host knows that a length would exceed `max_len`, TypeError or ValueError on wrong numbers.
         """
-        counts: torch.Tensor | None = None
+        counts: Tensor | None = None
         number, uniform = 0, True
         if checks.is_whole(tokens):
             number = most = checks.whole("tokens", tokens, 0)
@@ -266,7 +247,7 @@ class Sequences:
             empty = counts is None and self.uniform and self.bound == 0 and not self.captured  # these stay empty
             self.appended(0 if empty else bound, uniform=uniform)
 
-    def crop(self, tokens: int | torch.Tensor | Sequence[int]) -> None:
+    def crop(self, tokens: int | Tensor | Sequence[int]) -> None:
         """Take back the newest tokens of the sequences: those that speculative decoding rejected, for example.
 
         A number is taken from every sequence that has tokens; numbers for each sequence (int32 [batch] on the device, or on the host)
@@ -280,13 +261,13 @@ class Sequences:
         """
         if self.least is None:
             raise ValueError("this cache cannot be cropped: its spec has no cache.rollback, the most tokens that may be taken back")
-        counts: torch.Tensor | None = None
+        counts: Tensor | None = None
         number, fewest, uniform = 0, 0, True
         if checks.is_whole(tokens):
             number = fewest = checks.whole("tokens", tokens, 0)
             if number > self.rollback:
                 raise ValueError(f"tokens ({number}) must be at most {self.rollback}, cache.rollback of the spec")
-        elif isinstance(tokens, torch.Tensor) and tokens.device.type != "cpu":
+        elif isinstance(tokens, Tensor) and tokens.device.type != "cpu":
             counts, uniform = tokens, False
             checks.tensor("tokens", tokens, (self.batch,), torch.int32, self.lengths.device)
         else:
@@ -297,7 +278,7 @@ class Sequences:
             self.module.crop(self.lengths, self.least, counts, number, self.rollback, self.cropped.address)
             self.appended(max(0, self.bound - fewest), uniform=uniform)
 
-    def reset(self, rows: Sequence[int] | torch.Tensor) -> None:
+    def reset(self, rows: Sequence[int] | Tensor) -> None:
         """Forget every token of some sequences; their memory is kept. `rows`: numbers below `batch`, on the host or the device (int32 or
         int64); those on a GPU are not checked.
 
@@ -317,7 +298,7 @@ class Sequences:
             self.uniform = self.uniform and not len(rows)
             self._changed(self.capturing)
 
-    def reorder(self, index: Sequence[int] | torch.Tensor) -> None:
+    def reorder(self, index: Sequence[int] | Tensor) -> None:
         """Sequence b becomes a copy of what sequence `index[b]` was: beam search, which keeps the best continuations.
 
         `index` are `batch` numbers below `batch`, on the host or the device (int32 or int64); those on a GPU are not checked. Every cache
@@ -336,7 +317,7 @@ class Sequences:
             index = index.to(self.lengths.device, torch.int64)
             capturing = self.capturing
             longest = self.max_len if capturing else self.longest  # a graph may be replayed after further tokens
-            for layer in self.layers.distinct():
+            for layer in self._distinct_layers():
                 layer.copy_rows(index, longest)
             for tensor in (self.lengths, self.least):
                 if tensor is not None:
@@ -356,8 +337,3 @@ class Sequences:
                     self.cropped.clear(self.gpu)
                 self.bound, self.uniform = 0, not self.captured  # replays may make lengths unequal at any time
             self._changed(capturing)
-
-
-def described(tensor: torch.Tensor) -> str:
-    """Type and shape of a tensor, as text."""
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

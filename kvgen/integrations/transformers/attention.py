@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, bidirectional_mask_function
 
@@ -19,7 +20,7 @@ def register() -> None:
     AttentionMaskInterface.register(NAME, padding_mask)
 
 
-def padding_mask(*_: Any, attention_mask: torch.Tensor | None = None, **given: Any) -> torch.Tensor | None:
+def padding_mask(*_: Any, attention_mask: Tensor | None = None, **given: Any) -> Tensor | None:
     """The attention_mask, bool [batch, positions], 0 for padding. Causality and windows are the kernel's.
 
     Raises UnsupportedError for masks that are more than causality, a window and padding.
@@ -32,17 +33,17 @@ def padding_mask(*_: Any, attention_mask: torch.Tensor | None = None, **given: A
 
 def attention(
     module: torch.nn.Module,
-    query: torch.Tensor,
+    query: Tensor,
     key: Any,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    value: Tensor,
+    attention_mask: Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
-    s_aux: torch.Tensor | None = None,
+    s_aux: Tensor | None = None,
     **more: Any,
-) -> tuple[torch.Tensor, None]:
+) -> tuple[Tensor, None]:
     """Attention of query [batch, q_heads, tokens, head_dim] over the cache that `key` leads to.
 
     Returns (out [batch, tokens, q_heads, head_dim], None).
@@ -67,7 +68,7 @@ def attention(
     return _run(layer, q, k, v, attention_mask, s_aux, scale), None
 
 
-def _refuse(module: torch.nn.Module, layer: KvgenLayer, mask: torch.Tensor | None, dropout: float, more: dict[str, Any]) -> None:
+def _refuse(module: torch.nn.Module, layer: KvgenLayer, mask: Tensor | None, dropout: float, more: dict[str, Any]) -> None:
     """Raises UnsupportedError for attention that is not causal self-attention without extras."""
     reason = None
     if mask is not None and mask.dim() != 2:
@@ -94,7 +95,7 @@ def _refusal(reason: str) -> UnsupportedError:
     return UnsupportedError("KvgenCache", reason, is_backend=False)
 
 
-def _agree(layer: KvgenLayer, query: torch.Tensor, key: torch.Tensor, masks: dict[str, Any]) -> None:
+def _agree(layer: KvgenLayer, query: Tensor, key: Tensor, masks: dict[str, Any]) -> None:
     """Raises ValueError where the module computes something else than the layer's spec says."""
     heads = {"q_heads": query.shape[1], "kv_heads": key.shape[1], "head_dim": query.shape[3]}
     for name, mine in {"dtype": str(query.dtype).removeprefix("torch."), **heads, **masks}.items():
@@ -104,15 +105,7 @@ def _agree(layer: KvgenLayer, query: torch.Tensor, key: torch.Tensor, masks: dic
             raise ValueError(f"layer {layer.layer_idx} runs with {name} {mine}, and attention.{name} of its spec is {given}{advice}")
 
 
-def _run(
-    layer: KvgenLayer,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor | None,
-    sinks: torch.Tensor | None,
-    scale: float,
-) -> torch.Tensor:
+def _run(layer: KvgenLayer, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sinks: Tensor | None, scale: float) -> Tensor:
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, sinks)):
         raise ValueError("kvgen's kernels have no gradient: call the model within torch.no_grad()")
     return layer.run(States(q, k, v, float(scale), None if sinks is None else sinks.detach().float().contiguous()), mask)
@@ -120,15 +113,8 @@ def _run(
 
 @torch.library.custom_op("kvgen::cached_attention", mutates_args=())
 def cached_attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor | None,
-    sinks: torch.Tensor | None,
-    scale: float,
-    cache: torch.Tensor,
-    layer: int,
-) -> torch.Tensor:
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sinks: Tensor | None, scale: float, cache: Tensor, layer: int
+) -> Tensor:
     """Attention of a layer in a compiled model; tensors are [batch, tokens, heads, head_dim].
 
     The cache is named by a number in a tensor, so that a model is compiled once for all caches. Its tensors are no arguments: what torch
@@ -138,5 +124,5 @@ def cached_attention(
 
 
 @cached_attention.register_fake
-def _(q: torch.Tensor, *_: object) -> torch.Tensor:
+def _(q: Tensor, *_: object) -> Tensor:
     return torch.empty(q.shape, dtype=q.dtype, device=q.device)

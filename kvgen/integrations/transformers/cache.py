@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, NoReturn
 from weakref import WeakValueDictionary
 
 import torch
+from torch import Tensor
 from transformers import GenerationMixin
 from transformers.cache_utils import Cache, CacheLayerMixin
 
@@ -50,8 +51,8 @@ class Appended(NamedTuple):
     """What `update` returns in place of K: the new K and V, and the layer whose attention appends them."""
 
     layer: KvgenLayer
-    k: torch.Tensor
-    v: torch.Tensor
+    k: Tensor
+    v: Tensor
 
     def __getattr__(self, name: str) -> NoReturn:
         """Raises ValueError for what another attention function reads of K: its shape, say."""
@@ -72,7 +73,7 @@ class KvgenLayer(CacheLayerMixin):
     """`generate` would compile by itself, anew for every length."""
     supports_early_init = False
 
-    def __init__(self, passes: Passes, layer_idx: int, number: torch.Tensor, config: Any) -> None:
+    def __init__(self, passes: Passes, layer_idx: int, number: Tensor, config: Any) -> None:
         """`number` is that of the `KvgenCache`, for the operator of compiled models."""
         super().__init__()
         self.passes, self.layer_idx, self.number, self.config = passes, layer_idx, number, config
@@ -87,10 +88,10 @@ class KvgenLayer(CacheLayerMixin):
     def __repr__(self) -> str:
         return f"KvgenLayer({self.spec.name}, {self.cache!r})"
 
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing: the cache is allocated when it is made."""
 
-    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any) -> tuple[Any, torch.Tensor]:
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Any, Tensor]:
         """The new K and V, [batch, kv_heads, tokens, head_dim], on their way to the attention function, which appends them."""
         if self.config._attn_implementation != NAME:
             raise ValueError(WRONG_ATTENTION.format(f'"{self.config._attn_implementation}"'))
@@ -101,11 +102,11 @@ class KvgenLayer(CacheLayerMixin):
             )
         return Appended(self, key_states, value_states), value_states
 
-    def run(self, x: States, mask: torch.Tensor | None) -> torch.Tensor:
+    def run(self, x: States, mask: Tensor | None) -> Tensor:
         """Attention over the cache and the new tokens, which are appended: [batch, tokens, q_heads, head_dim]."""
         return self.passes.run(self.layer_idx, x, mask)
 
-    def get_mask_sizes(self, query_length: int | torch.Tensor) -> tuple[int, int]:
+    def get_mask_sizes(self, query_length: int | Tensor) -> tuple[int, int]:
         """(kv_length, kv_offset) of masks: all positions, also those before a window, because the mask says which of them are padding."""
         tokens = query_length if isinstance(query_length, int) else query_length.shape[0]
         return (self.passes.positions or 0) + tokens, 0
@@ -199,7 +200,7 @@ class KvgenCache(Cache):
         return self.groups[0].first.max_len
 
     @property
-    def lengths(self) -> torch.Tensor:
+    def lengths(self) -> Tensor:
         """Tokens of every sequence, padding not counted: int32 [batch] on the device."""
         return self.groups[0].first.lengths
 
@@ -208,18 +209,18 @@ class KvgenCache(Cache):
         """Bytes of packed blocks and residuals of all layers."""
         return sum(cache.nbytes for group in self.groups for cache in group.caches)
 
-    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Any, torch.Tensor]:
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Any, Tensor]:
         """As `KvgenLayer.update`. Raises ValueError for a layer that the cache does not have."""
         if layer_idx >= len(self.layers):
             raise ValueError(f"the model runs layer {layer_idx}, and the cache has {len(self.layers)} layers: make it of model.config")
-        found: tuple[Any, torch.Tensor] = self.layers[layer_idx].update(key_states, value_states)
+        found: tuple[Any, Tensor] = self.layers[layer_idx].update(key_states, value_states)
         return found
 
     def get_query_offset(self, layer_idx: int = 0) -> int:  # noqa: ARG002
         """0: kvgen's masks are padding alone, and causality is the kernel's."""
         return 0
 
-    def crop(self, tokens: int | torch.Tensor) -> None:
+    def crop(self, tokens: int | Tensor) -> None:
         """Take back `-tokens` positions; a positive number is the length to keep, as in the first releases of transformers 5.
 
         Raises ValueError at padding and beyond `cache.rollback` of the spec: more than that below the most positions that there were since
@@ -233,7 +234,7 @@ class KvgenCache(Cache):
         """Forget every token."""
         self.passes.reset()
 
-    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+    def reorder_cache(self, beam_idx: Tensor) -> None:
         """Sequence b continues what sequence `beam_idx[b]` was. Raises ValueError for paged formats."""
         self.passes.reorder(beam_idx)
 
@@ -242,7 +243,7 @@ class KvgenCache(Cache):
         if repeats != 1:
             raise ValueError("a KvgenCache has a fixed batch: make it for all sequences, and prefill them all")
 
-    def batch_select_indices(self, indices: torch.Tensor) -> None:  # noqa: ARG002
+    def batch_select_indices(self, indices: Tensor) -> None:  # noqa: ARG002
         """Refused: the memory is allocated for a fixed batch."""
         raise ValueError("a KvgenCache has a fixed batch: reorder_cache keeps the number of sequences")
 
@@ -273,7 +274,7 @@ def _group(spec: KernelSpec, layers: int, batch: int, max_len: int, device: torc
     return LayerGroup(kernel, [first, *(kernel.new_cache(like=first) for _ in range(layers - 1))])
 
 
-def layer_of(number: torch.Tensor, layer: int) -> KvgenLayer:
+def layer_of(number: Tensor, layer: int) -> KvgenLayer:
     """The layer of the cache of that number, for the operator of compiled models. Raises KeyError once the cache is gone."""
     found: KvgenLayer = _caches[int(number)].layers[layer]
     return found

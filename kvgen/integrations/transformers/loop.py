@@ -7,17 +7,17 @@ from inspect import signature
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from kvgen.errors import CacheMismatch
 from kvgen.integrations.transformers.cache import KvgenCache
 from kvgen.runtime import checks
-from kvgen.runtime.sequences import described
 
-Choose = Callable[[torch.Tensor], torch.Tensor]
+Choose = Callable[[Tensor], Tensor]
 """Logits [batch, vocabulary] to tokens, int64 [batch]; on a GPU it is captured with the step."""
 
 
-def greedy(logits: torch.Tensor) -> torch.Tensor:
+def greedy(logits: Tensor) -> Tensor:
     """The likeliest token of every sequence."""
     return logits.argmax(-1)
 
@@ -76,7 +76,7 @@ class DecodeLoop:
         return len(self._free)
 
     @torch.no_grad()
-    def add(self, prompt: torch.Tensor | Sequence[int]) -> int:
+    def add(self, prompt: Tensor | Sequence[int]) -> int:
         """Prefill a prompt into a free place and choose its next token, `tokens[place]`; the place.
 
         Raises ValueError if none is free, or on a wrong prompt, CacheMismatch for a prompt that is longer than the cache.
@@ -97,7 +97,7 @@ class DecodeLoop:
         self._unproven = self._uniform
         return place
 
-    def take(self, newest: torch.Tensor) -> None:
+    def take(self, newest: Tensor) -> None:
         """Take every place for sequences that the cache holds by now, with the newest token of each, int64 [batch], not yet in the cache.
 
         For sequences that were filled otherwise: prompts of one batch, or a copied cache. Waits for the device.
@@ -124,7 +124,7 @@ class DecodeLoop:
         self._free.append(place)
         self._unproven = self._uniform
 
-    def step(self) -> torch.Tensor:
+    def step(self) -> Tensor:
         """Decode one token of every sequence; `tokens`, which the next step overwrites. The host does not wait, but for the first step
         after a change of places where `uniform` is promised.
 
@@ -147,7 +147,7 @@ class DecodeLoop:
             raise
         return self.tokens
 
-    def run(self, steps: int, out: torch.Tensor | None = None) -> torch.Tensor:
+    def run(self, steps: int, out: Tensor | None = None) -> Tensor:
         """The tokens of several steps, int64 [steps, batch]; -1 for free places.
 
         `out`, of that type and shape on the cache's device, is filled and returned. Where a step raises, it holds the tokens of the steps
@@ -163,13 +163,13 @@ class DecodeLoop:
             row.copy_(self.step())
         return found
 
-    def _ids(self, prompt: torch.Tensor | Sequence[int]) -> torch.Tensor:
+    def _ids(self, prompt: Tensor | Sequence[int]) -> Tensor:
         """A prompt as int64 [1, tokens]. Raises ValueError for anything but one sequence of token ids."""
         ids = torch.as_tensor(prompt, device=self.cache.device)
         if not ids.numel():
             raise ValueError("a prompt has at least one token")
         if ids.dtype not in (torch.int64, torch.int32) or ids.numel() != ids.shape[-1]:
-            raise ValueError(f"a prompt is one sequence of token ids, not {described(ids)}: add several one after the other")
+            raise ValueError(f"a prompt is one sequence of token ids, not {ids.dtype} {list(ids.shape)}: add several one after the other")
         return ids.reshape(1, -1).long()
 
     def _follow_reset(self) -> None:
@@ -189,14 +189,16 @@ class DecodeLoop:
             raise ValueError("uniform=True promises that no place is free and that all sequences have one length, and they do not")
         self._unproven = False
 
-    def _chosen(self, logits: torch.Tensor) -> torch.Tensor:
+    def _chosen(self, logits: Tensor) -> Tensor:
         """The caller's choice. Raises ValueError unless it is one token for each row of the logits."""
         tokens = self._choose(logits)
         if tokens.shape != logits.shape[:1] or tokens.dtype not in (torch.int64, torch.int32):
-            raise ValueError(f"choose made {described(tokens)} of logits {list(logits.shape)}, and must make int64 {[len(logits)]}")
+            raise ValueError(
+                f"choose made {tokens.dtype} {list(tokens.shape)} of logits {list(logits.shape)}, and must make int64 {[len(logits)]}"
+            )
         return tokens
 
-    def _prefill(self, ids: torch.Tensor, row: KvgenCache) -> torch.Tensor:
+    def _prefill(self, ids: Tensor, row: KvgenCache) -> Tensor:
         """Logits after the last token of a prompt, [1, vocabulary]."""
         logits = torch.empty(0)
         for part in torch.split(ids, self._chunk or ids.shape[1], dim=1):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from kvgen.api.kernel import Kernel
@@ -22,11 +23,11 @@ from kvgen.runtime.kvcache import KVCache, row_of
 class States(NamedTuple):
     """Queries, new K and V of one layer, with what its attention has besides."""
 
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
     scale: float
-    sinks: torch.Tensor | None
+    sinks: Tensor | None
 
 
 @dataclass(eq=False)
@@ -62,7 +63,7 @@ class Passes:
         self._broke = False
         """Whether an exception ended the attention of a layer, which may have written a part of its tokens."""
         self._forwards: dict[LayerGroup, Forward] = {}
-        self._new: torch.Tensor | None = None
+        self._new: Tensor | None = None
         self._promised: dict[str, int | bool | None] = {}
 
     @contextmanager
@@ -74,7 +75,7 @@ class Passes:
         finally:
             self._promised = {}
 
-    def run(self, layer: int, x: States, mask: torch.Tensor | None) -> torch.Tensor:
+    def run(self, layer: int, x: States, mask: Tensor | None) -> Tensor:
         """Attention of one layer, which appends. `mask`, [batch, positions + new ones], is 0 for padding.
 
         Raises KvgenError if the model leaves layers out, ValueError on masks that are no padding, CacheMismatch where there is no room.
@@ -140,7 +141,7 @@ class Passes:
             group.first.crop(tokens)
         self.positions -= tokens
 
-    def reorder(self, index: torch.Tensor) -> None:
+    def reorder(self, index: Tensor) -> None:
         """Sequence b continues what sequence `index[b]` was. Raises ValueError for paged formats."""
         for group in self.groups:
             group.first.reorder(index)
@@ -165,7 +166,7 @@ class Passes:
         other._due, other._broke = self._due, self._broke
         return other
 
-    def _begin(self, tokens: int, mask: torch.Tensor | None) -> None:
+    def _begin(self, tokens: int, mask: Tensor | None) -> None:
         """Make the forwards of all groups. What raises here leaves the cache as it was."""
         if self._due or self._broke:
             raise KvgenError(
@@ -222,10 +223,10 @@ class Step:
         self._group, self._tokens = group, tokens
         self._plan = group.kernel.plan(group.first, tokens, **promised)  # type: ignore[arg-type]
 
-    def attend(self, layer: int, x: States) -> torch.Tensor:
+    def attend(self, layer: int, x: States) -> Tensor:
         """Append x.k and x.v to the cache of a layer; the output, like x.q."""
         cache = self._group.caches[layer]
-        out: torch.Tensor = self._group.kernel.decode(x.q, x.k, x.v, cache, scale=x.scale, sinks=x.sinks, plan=self._plan)
+        out: Tensor = self._group.kernel.decode(x.q, x.k, x.v, cache, scale=x.scale, sinks=x.sinks, plan=self._plan)
         return out
 
     def advance(self) -> None:
@@ -240,10 +241,10 @@ class Chunk:
         group.first.sequences.after(tokens)  # raises where there is no room
         self._group, self._tokens = group, tokens
 
-    def attend(self, layer: int, x: States) -> torch.Tensor:
+    def attend(self, layer: int, x: States) -> Tensor:
         """As `Step.attend`."""
         cache = self._group.caches[layer]
-        out: torch.Tensor = self._group.kernel.decode(x.q, x.k, x.v, cache, scale=x.scale, sinks=x.sinks, advance=False)
+        out: Tensor = self._group.kernel.decode(x.q, x.k, x.v, cache, scale=x.scale, sinks=x.sinks, advance=False)
         return out
 
     def advance(self) -> None:
@@ -254,7 +255,7 @@ class Chunk:
 class Prompt(Chunk):
     """The first tokens of all sequences, where nothing but causality masks them: torch's attention over the tokens themselves."""
 
-    def attend(self, layer: int, x: States) -> torch.Tensor:
+    def attend(self, layer: int, x: States) -> Tensor:
         """As `Step.attend`."""
         q, k, v = (t.transpose(1, 2) for t in (x.q, x.k, x.v))
         out = scaled_dot_product_attention(q, k, v, is_causal=True, scale=x.scale, enable_gqa=True).transpose(1, 2)
@@ -265,7 +266,7 @@ class Prompt(Chunk):
 class Ragged:
     """Other numbers of new tokens for each sequence: padding is dropped, and each sequence runs by itself; its output is 0 at padding."""
 
-    def __init__(self, group: LayerGroup, lengths: Sequence[int], visible: torch.Tensor) -> None:
+    def __init__(self, group: LayerGroup, lengths: Sequence[int], visible: Tensor) -> None:
         """`visible`, bool [batch, tokens] on the host: the tokens that are no padding.
 
         Raises CacheMismatch where a sequence has no room: found only when it runs, the rows before it would have written.
@@ -273,7 +274,7 @@ class Ragged:
         self._group, max_len = group, group.first.max_len
         self._counts: list[int] = visible.sum(1).tolist()
         self._rows: dict[int, list[KVCache]] = {}
-        self._places: dict[int, slice | torch.Tensor] = {}
+        self._places: dict[int, slice | Tensor] = {}
         for b, (length, count) in enumerate(zip(lengths, self._counts, strict=True)):
             if length + count > max_len:
                 raise CacheMismatch(
@@ -287,7 +288,7 @@ class Ragged:
             together = last + 1 - first == len(found)  # a slice copies nothing
             self._places[b] = slice(first, last + 1) if together else found.to(group.first.device)
 
-    def attend(self, layer: int, x: States) -> torch.Tensor:
+    def attend(self, layer: int, x: States) -> Tensor:
         """As `Step.attend`."""
         out = torch.zeros_like(x.q)
         for b, caches in self._rows.items():
@@ -311,7 +312,7 @@ class Padding:
         self._batch = batch
         self._shown = torch.ones(batch, 0, dtype=torch.bool, device="cpu")
         """Which positions are real tokens, on the host, up to the last one at which any sequence has padding."""
-        self._on_device: torch.Tensor | None = None
+        self._on_device: Tensor | None = None
         """`_shown` where masks come from; None until a mask came since it last changed."""
 
     @property
@@ -323,7 +324,7 @@ class Padding:
         """Real tokens of each sequence."""
         return [int(real) + positions - self.end for real in self._shown.sum(1).tolist()]
 
-    def of_new(self, positions: int, tokens: int, mask: torch.Tensor | None) -> torch.Tensor | None:
+    def of_new(self, positions: int, tokens: int, mask: Tensor | None) -> Tensor | None:
         """Which new tokens are real, bool [batch, tokens] on the host; None where all of them are.
 
         A mask is compared with the known padding on its own device, and the host waits for one flag: on it depends which kernels run.
@@ -353,16 +354,16 @@ class Padding:
             )
         return host[:, positions:]
 
-    def append(self, positions: int, new: torch.Tensor | None) -> None:
+    def append(self, positions: int, new: Tensor | None) -> None:
         """Count tokens that `of_new` described, after so many positions."""
         if new is not None:
             self._know(torch.cat([pad(self._shown, (0, positions - self.end), value=True), new], 1))
 
-    def reorder(self, index: torch.Tensor) -> None:
+    def reorder(self, index: Tensor) -> None:
         """Sequence b becomes a copy of sequence `index[b]`."""
         self._know(self._shown[index.cpu()])
 
-    def _know(self, shown: torch.Tensor) -> None:
+    def _know(self, shown: Tensor) -> None:
         padded = (~shown).any(0).nonzero().flatten()
         self._shown = shown[:, : int(padded[-1]) + 1 if len(padded) else 0]
         self._on_device = None

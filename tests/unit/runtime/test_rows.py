@@ -125,7 +125,7 @@ def test_a_shallow_copy_is_its_layer_also_when_the_original_is_gone(variant: Var
     gc.collect()
     other = copy.copy(kept)
     assert not other.sequences.shared
-    assert len(list(other.sequences.layers.distinct())) == 1
+    assert len(list(other.sequences._distinct_layers())) == 1
 
 
 def test_a_refused_crop_that_a_row_reports_is_counted_for_its_batch() -> None:

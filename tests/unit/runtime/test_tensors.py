@@ -6,8 +6,8 @@ Each call runs in a forked child: one that reads address 0 ends its process.
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -121,29 +121,26 @@ def outcome(call: Callable[[], Any]) -> str:
     return text if os.waitpid(child, 0)[1] == 0 else "died"
 
 
-def cases() -> Iterator[tuple[str, str, str]]:
-    for call, (_, given) in CALLS.items():
-        for argument in given():
-            yield from ((call, argument, kind) for kind in KINDS)
-
-
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("call", "argument", "kind"), list(cases()))
-def test_a_tensor_that_is_not_in_memory_as_it_reads_is_refused(built: Variant, cache: KVCache, call: str, argument: str, kind: str) -> None:
+@pytest.mark.parametrize("call", list(CALLS))
+def test_tensors_that_are_not_in_memory_as_they_read_are_refused(built: Variant, cache: KVCache, call: str) -> None:
     run, arguments = CALLS[call]
-    given = arguments()
-    if kind == "nested" and given[argument].dim() < 2:
-        pytest.skip("torch nests matrices and more")
-    given[argument] = KINDS[kind](given[argument])
-    if kind == "meta" and argument in ("rows", "index"):
-        pytest.skip("numbers on another device are not looked at, and torch refuses to move these")
-    assert re.match(rf"ValueError: {argument} ", outcome(lambda: run(built, cache, given)))
+
+    def every() -> None:
+        for argument, kind in product(arguments(), KINDS):
+            given = arguments()
+            if (kind == "nested" and given[argument].dim() < 2) or (kind == "meta" and argument in ("rows", "index")):
+                continue  # torch nests matrices and more; numbers on another device are not looked at
+            given[argument] = KINDS[kind](given[argument])
+            with pytest.raises(ValueError, match=f"^{argument} "):
+                run(built, cache, given)
+
+    assert outcome(every) == "taken"
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("call", list(CALLS))
-@pytest.mark.parametrize("way", ["trace", "make_fx", "make_fx of operators", "fake mode", "functionalize", "grad"])
-def test_a_call_that_torch_records_is_refused(built: Variant, cache: KVCache, call: str, way: str) -> None:
+def test_a_call_that_torch_records_is_refused(built: Variant, cache: KVCache, call: str) -> None:
     run, arguments = CALLS[call]
     given, x = arguments(), torch.zeros(2)
 
@@ -163,8 +160,13 @@ def test_a_call_that_torch_records_is_refused(built: Variant, cache: KVCache, ca
         "functionalize": lambda: torch.func.functionalize(body)(x),
         "grad": lambda: torch.func.grad(body)(x),
     }
-    said = outcome(ways[way])
-    assert re.match(r"ValueError: .*kvgen\.integrations\.torch_ops\.Attention", said)
+
+    def every() -> None:
+        for way in ways.values():
+            with pytest.raises(ValueError, match=r"kvgen\.integrations\.torch_ops\.Attention"):
+                way()
+
+    assert outcome(every) == "taken"
 
 
 def test_parameters_and_subclasses_with_memory_are_taken(built: Variant, cache: KVCache) -> None:
@@ -181,29 +183,12 @@ def test_a_batched_query_is_refused(built: Variant, cache: KVCache) -> None:
     assert said.startswith("ValueError: q has no memory")
 
 
-def test_what_the_module_checks_is_named(built: Variant, cache: KVCache) -> None:
-    with pytest.raises(ValueError, match=r"^q must be torch.float16, not torch.float32$"):
-        built.attend(half(4).float(), cache)
-    with pytest.raises(ValueError, match=r"^k_new must have shape \[1, 1, 2, 64\], not \[1, 2, 2, 64\]$"):
-        built.decode(half(4), half(2, 2), half(2, 2), cache)
-    with pytest.raises(ValueError, match=r"^v_new must be torch.float16, not torch.float64$"):
-        built.decode(half(4), half(2), half(2).double(), cache)
-    assert (cache.bound, cache.lengths.tolist()) == (40, [40])
-
-
 @pytest.mark.parametrize("kind", ["negated", "zero", "emptied", "sparse"])
 def test_block_tables_and_operators_are_checked(kind: str) -> None:
     paged = variant(spec_of(k="16", v="16", page=64))
     table = torch.arange(2, dtype=torch.int32).reshape(1, 2)
     said = outcome(lambda: paged.new_cache(1, 128, block_table=KINDS[kind](table), pages=2))
     assert said.startswith("ValueError: block_table ")
-
-
-def test_an_operator_over_emptied_memory_is_refused(built: Variant, cache: KVCache) -> None:
-    attention = torch_ops.Attention(built, cache)
-    assert outcome(lambda: attention.attend(emptied(half(4)))).startswith("ValueError: q has no memory")
-    attention.packed.untyped_storage().resize_(0)
-    assert outcome(lambda: attention.attend(half(4))).startswith("ValueError: packed has no memory")
 
 
 def test_an_operator_reads_a_negated_query_rightly_where_it_is_traced(built: Variant, cache: KVCache) -> None:
