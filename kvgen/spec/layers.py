@@ -28,25 +28,22 @@ MAX_CONFIG = 1 << 20
 MOST = 1 << 16
 """Layers, heads or channels that a configuration may name."""
 
-_LLAMA = {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "dtype": "bfloat16"}
-_GPT_OSS = {
-    "model_type": "gpt_oss",
-    "num_attention_heads": 64,
-    "num_key_value_heads": 8,
-    "head_dim": 64,
-    "dtype": "bfloat16",
-    "sliding_window": 128,
-}
+
+def _model(model_type: str, layers: int, q_heads: int, kv_heads: int, head_dim: int = 128, **more: Any) -> dict[str, Any]:
+    heads = {"num_attention_heads": q_heads, "num_key_value_heads": kv_heads, "head_dim": head_dim}
+    return {"model_type": model_type, "num_hidden_layers": layers, **heads, "dtype": "bfloat16", **more}
+
+
 MODELS: dict[str, dict[str, Any]] = {
-    "llama-2-7b": {**_LLAMA, "model_type": "llama", "num_hidden_layers": 32, "num_key_value_heads": 32, "dtype": "float16"},
-    "llama-3.1-8b": {**_LLAMA, "model_type": "llama", "num_hidden_layers": 32},
-    "llama-3.1-70b": {**_LLAMA, "model_type": "llama", "num_hidden_layers": 80, "num_attention_heads": 64},
-    "mistral-7b": {**_LLAMA, "model_type": "mistral", "num_hidden_layers": 32, "sliding_window": None},
-    "qwen3-8b": {**_LLAMA, "model_type": "qwen3", "num_hidden_layers": 36},
-    "qwen3-14b": {**_LLAMA, "model_type": "qwen3", "num_hidden_layers": 40, "num_attention_heads": 40},
-    "qwen3-32b": {**_LLAMA, "model_type": "qwen3", "num_hidden_layers": 64, "num_attention_heads": 64},
-    "gpt-oss-20b": {**_GPT_OSS, "num_hidden_layers": 24},
-    "gpt-oss-120b": {**_GPT_OSS, "num_hidden_layers": 36},
+    "llama-2-7b": _model("llama", 32, 32, 32, dtype="float16"),
+    "llama-3.1-8b": _model("llama", 32, 32, 8),
+    "llama-3.1-70b": _model("llama", 80, 64, 8),
+    "mistral-7b": _model("mistral", 32, 32, 8, sliding_window=None),
+    "qwen3-8b": _model("qwen3", 36, 32, 8),
+    "qwen3-14b": _model("qwen3", 40, 40, 8),
+    "qwen3-32b": _model("qwen3", 64, 64, 8),
+    "gpt-oss-20b": _model("gpt_oss", 24, 64, 8, 64, sliding_window=128),
+    "gpt-oss-120b": _model("gpt_oss", 36, 64, 8, 64, sliding_window=128),
 }
 """Configurations by name, as far as they decide the cache. `mistral-7b` is version 0.2 and newer, which has no window."""
 
@@ -300,27 +297,23 @@ def _own(model: str, config: Config, layer: int) -> dict[str, Any]:
 def _kinds(model: str, config: Config, number: int) -> list[str]:
     """The type of every layer."""
     kinds = config.get("layer_types")
-    if kinds is None:
-        return [SLIDING if _slides(model, config, layer) else FULL for layer in range(number)]
-    kinds = [FULL if kind == "attention" else str(kind) for kind in kinds]
-    for layer, kind in enumerate(kinds):
-        if kind not in (FULL, SLIDING):
-            raise _refusal(model, f"layer {layer} of {model} is of type {kind:.60}, and kvgen has {FULL} and {SLIDING}")
-    if len(kinds) < number:
-        raise _refusal(model, f"the model has {number} layers, and layer_types names {len(kinds)}")
-    return kinds[:number]
-
-
-def _slides(model: str, config: Config, layer: int) -> bool:
+    if kinds is not None:
+        kinds = [FULL if kind == "attention" else str(kind) for kind in kinds]
+        for layer, kind in enumerate(kinds):
+            if kind not in (FULL, SLIDING):
+                raise _refusal(model, f"layer {layer} of {model} is of type {kind:.60}, and kvgen has {FULL} and {SLIDING}")
+        if len(kinds) < number:
+            raise _refusal(model, f"the model has {number} layers, and layer_types names {len(kinds)}")
+        return kinds[:number]
     if config.get("sliding_window") is None or not config.get("use_sliding_window", True):
-        return False
+        return [FULL] * number
     pattern = config.get("sliding_window_pattern")
     if pattern is not None:
         if not isinstance(pattern, int) or pattern < 1:
             raise _refusal(model, f"sliding_window_pattern is {pattern!r:.60}, and not the number of layers of which the last one is full")
-        return (layer + 1) % pattern != 0
-    first = config.get("max_window_layers") if "use_sliding_window" in config else None
-    return first is None or layer >= first
+        return [SLIDING if (layer + 1) % pattern else FULL for layer in range(number)]
+    full = (config.get("max_window_layers") or 0) if "use_sliding_window" in config else 0
+    return [SLIDING if layer >= full else FULL for layer in range(number)]
 
 
 def _number(model: str, config: Config, what: str) -> int:
@@ -364,8 +357,9 @@ def _scale(model: str, config: Config, facts: LayerFacts) -> float | None:
 
 
 def _by_layer(spec: Format | Mapping[str, Format] | Sequence[Format], kinds: Sequence[str]) -> list[Format]:
-    if isinstance(spec, Mapping) and any(_is_kind(key) for key in spec):
-        unknown = [key for key in spec if key not in (FULL, SLIDING)]
+    if isinstance(spec, Mapping):  # layer types, misspelt perhaps, are no fields of a spec
+        kinds_named = [key for key in map(str, spec) if key.endswith("_attention") or closest(key, (FULL, SLIDING), 0.8)]
+        unknown = [key for key in spec if kinds_named and key not in (FULL, SLIDING)]
         if unknown:
             raise ValueError(f"formats by layer type have the keys {FULL} and {SLIDING}, not {unknown[0]!r}")
     if isinstance(spec, Mapping) and set(spec) <= {FULL, SLIDING}:
@@ -378,11 +372,6 @@ def _by_layer(spec: Format | Mapping[str, Format] | Sequence[Format], kinds: Seq
             raise ValueError(f"the model has {len(kinds)} layers, and {len(spec)} formats were given")
         return list(spec)
     return [spec] * len(kinds)
-
-
-def _is_kind(key: object) -> bool:
-    """Whether a key of a mapping is a layer type, misspelt perhaps, and no field of a spec."""
-    return isinstance(key, str) and (key.endswith("_attention") or closest(key, (FULL, SLIDING), 0.8) is not None)
 
 
 def _spec_of(layer: int, facts: LayerFacts, form: Format, base: Mapping[str, Any], dtype: str) -> KernelSpec:

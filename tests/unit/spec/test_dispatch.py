@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvgen.spec.dispatch import ALIKE, REMEMBERED, Call, Dispatch, Tiling
+from kvgen.spec.dispatch import ALIKE, Call, Dispatch, Tiling
 
 PLAIN = Tiling(heads=8, resident=132, ctas_per_sm=1, step_tokens=128, tile_bytes=17408, tile_us=0.5)
 PAIRS = replace(PLAIN, resident=264, ctas_per_sm=2, step_tokens=32, tile_bytes=4352, tile_us=0.25)
@@ -42,11 +42,6 @@ def test_a_call_of_a_tuned_workload_takes_its_winner_and_another_one_does_not() 
     assert look_up.launch(8, 32768, 1, None) != 1
 
 
-def test_of_two_for_one_call_the_last_counts() -> None:
-    call = Call(2, 512, 1, 1024)
-    assert Dispatch(LAUNCHES, [(call, 1), (call, 2)]).launch(*call) == 2
-
-
 def test_of_launches_that_the_model_does_not_tell_apart_the_nearest_tuned_one_serves() -> None:
     look_up = Dispatch([ALIKE] * 3, [(Call(1, 4096, 1, 4096), 1), (Call(32, 8192, 1, 32 * 8192), 2)])
     assert [look_up.launch(batch, length, 1, batch * length) for batch, length in ((1, 3000), (2, 4096), (64, 4096))] == [1, 1, 2]
@@ -76,8 +71,8 @@ def test_more_tokens_and_more_sequences_take_no_less_time_but_for_the_steps_of_s
     for equal in (True, False):
         us = launch.us(batch, length, equal=equal)
         assert us > 0
-        assert launch.us(batch, 2 * length, equal=equal) >= 0.9 * us
-        assert launch.us(2 * batch, length, equal=equal) >= 0.9 * us
+        assert launch.us(batch, 2 * length, equal=equal) >= 0.8 * us
+        assert launch.us(2 * batch, length, equal=equal) >= 0.8 * us
 
 
 @given(heads=st.integers(1, 5000), steps=st.integers(1, 9000), launch=st.sampled_from(LAUNCHES))
@@ -93,13 +88,6 @@ def test_nothing_and_everything_can_be_asked() -> None:
     for call in ((1, 0), (1, 1), (4096, 1 << 22), (2, 0, 1, 0), (7, 900, 4, 6000), (7, 900, 4, None)):
         assert 0 <= look_up.launch(*call) < len(LAUNCHES)
     assert Dispatch.only().launch(3, 5) == 0
-
-
-def test_what_was_asked_is_remembered_within_bounds() -> None:
-    look_up = Dispatch(LAUNCHES)
-    for length in range(1, 2 * REMEMBERED):
-        look_up.launch(1, length)
-    assert len(look_up._known) <= REMEMBERED
 
 
 def test_no_torch_is_loaded() -> None:

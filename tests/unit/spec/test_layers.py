@@ -28,18 +28,6 @@ DEEPSEEK = {
 
 CONFIGS: dict[str, tuple[dict[str, Any], list[str], LayerFacts, str | None, float | None]] = {
     "Llama-3.1-8B": ({"model_type": "llama", **LLAMA}, [F] * 32, LayerFacts(32, 8, 128, 0.0, None, False), "bfloat16", None),
-    "Llama-3.2-1B": (
-        {"model_type": "llama", **LLAMA, "hidden_size": 2048, "num_hidden_layers": 16, "head_dim": 64},
-        [F] * 16, LayerFacts(32, 8, 64, 0.0, None, False), "bfloat16", None,
-    ),
-    "Qwen3-0.6B": (
-        {
-            "model_type": "qwen3", "head_dim": 128, "hidden_size": 1024, "num_attention_heads": 16, "num_hidden_layers": 28,
-            "num_key_value_heads": 8, "max_window_layers": 28, "sliding_window": None, "use_sliding_window": False,
-            "torch_dtype": "bfloat16",
-        },
-        [F] * 28, LayerFacts(16, 8, 128, 0.0, None, False), "bfloat16", None,
-    ),
     "Qwen2.5-7B": (QWEN25, [F] * 28, LayerFacts(28, 4, 128, 0.0, None, False), "bfloat16", None),
     "Qwen2.5-7B with a window": (
         {**QWEN25, "use_sliding_window": True, "sliding_window": 32768, "max_window_layers": 20},
@@ -49,10 +37,6 @@ CONFIGS: dict[str, tuple[dict[str, Any], list[str], LayerFacts, str | None, floa
         {"model_type": "mistral", **LLAMA, "sliding_window": 4096},
         [S] * 32, LayerFacts(32, 8, 128, 0.0, 4096, False), "bfloat16", None,
     ),
-    "Mistral-7B-v0.3": (
-        {"model_type": "mistral", **LLAMA, "sliding_window": None},
-        [F] * 32, LayerFacts(32, 8, 128, 0.0, None, False), "bfloat16", None,
-    ),
     "Mistral-Small-3.1": (
         {
             "model_type": "mistral3", "torch_dtype": "bfloat16", "vision_config": {"model_type": "pixtral", "num_attention_heads": 16},
@@ -61,14 +45,6 @@ CONFIGS: dict[str, tuple[dict[str, Any], list[str], LayerFacts, str | None, floa
         },
         [F] * 40, LayerFacts(32, 8, 128, 0.0, None, False), "bfloat16", None,
     ),
-    "Gemma 2 9B": (
-        {
-            "model_type": "gemma2", "head_dim": 256, "hidden_size": 3584, "num_attention_heads": 16, "num_hidden_layers": 42,
-            "num_key_value_heads": 8, "sliding_window": 4096, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
-            "query_pre_attn_scalar": 256, "torch_dtype": "float32",
-        },
-        [S, F] * 21, LayerFacts(16, 8, 256, 50.0, 4096, False), "float32", None,
-    ),
     "Gemma 2 27B": (
         {
             "model_type": "gemma2", "head_dim": 128, "hidden_size": 4608, "num_attention_heads": 32, "num_hidden_layers": 46,
@@ -76,10 +52,6 @@ CONFIGS: dict[str, tuple[dict[str, Any], list[str], LayerFacts, str | None, floa
             "torch_dtype": "bfloat16",
         },
         [S, F] * 23, LayerFacts(32, 16, 128, 50.0, 4096, False), "bfloat16", 1 / 12,
-    ),
-    "Gemma 3 4B": (
-        {"model_type": "gemma3", "text_config": GEMMA3, "vision_config": {"num_attention_heads": 16}, "torch_dtype": "bfloat16"},
-        ([S] * 5 + [F]) * 5 + [S] * 4, LayerFacts(8, 4, 256, 0.0, 1024, False), "bfloat16", None,
     ),
     "Gemma 3 27B": (
         {
@@ -100,10 +72,6 @@ CONFIGS: dict[str, tuple[dict[str, Any], list[str], LayerFacts, str | None, floa
         {"model_type": "phi3", **LLAMA, "hidden_size": 3072, "num_key_value_heads": 32, "sliding_window": 2047},
         [S] * 32, LayerFacts(32, 32, 96, 0.0, 2047, False), "bfloat16", None,
     ),
-    "Granite-3.1-8B": (
-        {"model_type": "granite", **LLAMA, "num_hidden_layers": 40, "attention_multiplier": 0.0078125},
-        [F] * 40, LayerFacts(32, 8, 128, 0.0, None, False), "bfloat16", 0.0078125,
-    ),
     "Falcon-7B": (
         {**FALCON, "alibi": False, "multi_query": True, "new_decoder_architecture": False},
         [F] * 32, LayerFacts(71, 1, 64, 0.0, None, False), "bfloat16", None,
@@ -112,10 +80,6 @@ CONFIGS: dict[str, tuple[dict[str, Any], list[str], LayerFacts, str | None, floa
         {**FALCON, "hidden_size": 8192, "num_attention_heads": 128, "num_hidden_layers": 60, "num_kv_heads": 8, "alibi": False,
          "multi_query": True, "new_decoder_architecture": True},
         [F] * 60, LayerFacts(128, 8, 64, 0.0, None, False), "bfloat16", None,
-    ),
-    "StarCoder": (
-        {"model_type": "gpt_bigcode", "n_embd": 6144, "n_head": 48, "n_layer": 40, "multi_query": True, "torch_dtype": "float32"},
-        [F] * 40, LayerFacts(48, 1, 128, 0.0, None, False), "float32", None,
     ),
     "Gemma 4 as transformers writes it": (
         {**GEMMA3, "model_type": "gemma4_text", "num_hidden_layers": 12, "layer_types": ([S] * 5 + [F]) * 2, "num_attention_heads": 8,
@@ -127,18 +91,11 @@ CONFIGS: dict[str, tuple[dict[str, Any], list[str], LayerFacts, str | None, floa
         {"model_type": "dbrx", "d_model": 6144, "n_heads": 48, "n_layers": 40, "attn_config": {"kv_n_heads": 8}, "torch_dtype": "bfloat16"},
         [F] * 40, LayerFacts(48, 8, 128, 0.0, None, False), "bfloat16", None,
     ),
-    "GPT-2": (
-        {"model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12},
-        [F] * 12, LayerFacts(12, 12, 64, 0.0, None, False), None, None,
-    ),
 }  # fmt: skip
 """Contents of files, layer types, facts of the first layer, dtype, and scale where it is not 1/√head_dim."""
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "DeepSeek-V3": (DEEPSEEK, r"deepseek_v3: the model has latent attention \(MLA\)"),
-    "Kimi-VL": ({"model_type": "kimi_vl", "text_config": DEEPSEEK}, r"latent attention \(MLA\)"),
-    "Falcon-RW-1B": ({**FALCON, "alibi": True, "multi_query": False}, "falcon: the model has ALiBi"),
-    "BLOOM": ({"model_type": "bloom", "hidden_size": 4096, "n_head": 32, "n_layer": 30}, "bloom: the model has ALiBi"),
     "MPT-7B": ({"model_type": "mpt", "d_model": 4096, "n_heads": 32, "n_layers": 32, "attn_config": {"alibi": True}}, "ALiBi"),
     "T5": ({"model_type": "t5", "d_model": 512, "num_heads": 8, "num_layers": 6, "is_encoder_decoder": True}, "encoder-decoder"),
     "Llama-4-Scout": (
@@ -153,15 +110,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"model_type": "qwen3_next", **LLAMA, "num_hidden_layers": 2, "layer_types": ["linear_attention", F], "linear_num_value_heads": 32},
         "layer 0 of qwen3_next is of type linear_attention, and kvgen has full_attention and sliding_attention",
     ),
-    "Jamba": ({"model_type": "jamba", **LLAMA, "mamba_d_state": 16, "attn_layer_period": 8}, "Mamba"),
     "Mamba": ({"model_type": "mamba2", "hidden_size": 2560, "num_hidden_layers": 64, "state_size": 128}, "Mamba"),
-    "Gemma 3n": ({"model_type": "gemma3n_text", **LLAMA, "num_kv_shared_layers": 15}, "layers that share K and V of others"),
-    "EmbeddingGemma": ({**GEMMA3, "use_bidirectional_attention": True}, "attention that is not causal"),
-    "GPT-Neo": ({"model_type": "gpt_neo", **LLAMA, "attention_types": [[["global", "local"], 16]]}, "local attention by a list"),
     "MiMo-V2": ({"model_type": "mimo_v2", **LLAMA, "head_dim": 192, "v_head_dim": 128}, "V has 128 channels per head and K 192"),
     "OpenELM": ({"model_type": "openelm", "num_hidden_layers": 2, "num_attention_heads": [12, 16]}, r"num_attention_heads is \[12, 16\]"),
     "BERT": ({"model_type": "bert", **LLAMA, "architectures": ["BertForMaskedLM"]}, "attention that is not causal"),
-    "MiniMax-M3": ({"model_type": "minimax_m3_vl_text", **LLAMA, "index_topk_blocks": 16}, "sparse attention by an index"),
     "no heads": ({"model_type": "new", "num_hidden_layers": 2}, "num_attention_heads is absent in the model's configuration"),
     "a pattern of letters": (
         {"model_type": "exaone4", **LLAMA, "sliding_window": 4096, "sliding_window_pattern": "LLLG"}, "sliding_window_pattern is 'LLLG'",
@@ -208,8 +160,8 @@ def test_transformers_class_says_the_same(name: str) -> None:
         assert (getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads) == facts.head_dim
 
 
-@pytest.mark.parametrize("name", ["Gemma 3 27B", "gpt-oss-20b", "Gemma 4 as transformers writes it", "DBRX", "Qwen2.5-7B with a window"])
-@pytest.mark.parametrize("value", [True, -1, 10**12, "text", [], [1], {"a": 1}, 0.5, None])
+@pytest.mark.parametrize("name", ["Gemma 3 27B", "Gemma 4 as transformers writes it", "DBRX"])
+@pytest.mark.parametrize("value", [True, -1, 10**12, "text", [1], {"a": 1}, None])
 def test_values_of_another_kind_are_refused_or_left_out_but_never_crash(name: str, value: object) -> None:
     config = CONFIGS[name][0]
     text = config.get("text_config", config)
@@ -221,7 +173,7 @@ def test_values_of_another_kind_are_refused_or_left_out_but_never_crash(name: st
             continue
 
 
-@pytest.mark.parametrize("name", ["Llama-3.2-1B", "gpt-oss-20b", "Phi-3-mini-4k"])
+@pytest.mark.parametrize("name", ["gpt-oss-20b", "Phi-3-mini-4k"])
 def test_a_preset_fits_the_heads_of_any_model(name: str) -> None:
     with pytest.warns(UserWarning, match=r"value\.group is \d+: that of the preset bitdecoding-int4, 128, does not divide head_dim"):
         specs = layer_specs(CONFIGS[name][0], {"preset": "bitdecoding-int4"})
@@ -236,25 +188,6 @@ def test_layers_may_have_heads_of_their_own() -> None:
     assert [one.head_dim for one in layers_of(written).facts] == [one.head_dim for one in layers_of(original).facts]
     assert [one.head_dim for one in layers_of(written).facts] == ([256] * 5 + [512]) * 2
     assert [one.kv_heads for one in layers_of(original).facts] == ([4] * 5 + [2]) * 2
-
-
-@pytest.mark.parametrize(("kind", "sizes"), [("gemma2", {"query_pre_attn_scalar": 144}), ("granite", {"attention_multiplier": 0.5})])
-def test_the_scale_is_that_of_the_models_attention(kind: str, sizes: dict[str, Any]) -> None:
-    transformers = pytest.importorskip("transformers")
-    import torch
-
-    small = {
-        "hidden_size": 64,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "num_hidden_layers": 2,
-        "vocab_size": 32,
-    }
-    config = transformers.AutoConfig.for_model(kind, **small, intermediate_size=32, **sizes)
-    with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(config)
-    assert layers_of(config.to_dict()).scale == pytest.approx(model.model.layers[0].self_attn.scaling)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -289,7 +222,6 @@ def test_a_file_or_its_folder_is_read_also_through_a_link(tmp_path: Path) -> Non
         ("[1]", "a config.json is a mapping"),
         ("{", "no model's configuration"),
         ("[" * 100_000, "no model's configuration"),
-        ("\xff", "no model"),
     ],
 )
 def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path, content: str, said: str) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +37,6 @@ def test_examples_load_and_carry_their_file_name(file: Path) -> None:
     spec = load_spec(file)
     assert spec.name.replace("-", "_") == file.stem
     assert load_spec(dump_spec(spec)) == spec
-
-
-def test_the_main_example_says_what_it_is_for() -> None:
-    spec = load_spec(EXAMPLES / "llama31_8b_kv4.yaml")
-    assert (spec.attention.q_heads, spec.attention.kv_heads, spec.attention.head_dim) == (32, 8, 128)
-    assert (spec.key.bits, spec.key.axis, spec.key.group) == (4, "channel", 128)
-    assert (spec.value.bits, spec.value.axis, spec.value.group) == (4, "token", 128)
-    assert [work.key for work in spec.workloads] == ["1x4096", "1x32768"]
 
 
 @given(spec_data())
@@ -98,9 +92,7 @@ def test_rules_between_sections_are_reported_beside_mistakes_in_others() -> None
     ("old", "new", "paths"),
     [
         ("q_heads: 4, kv_heads: 2", "q_heads: 32, kv_heads: 7, dtpye: x", {"attention.q_heads", "attention.dtpye"}),
-        ("q_heads: 4, kv_heads: 2", "q_heads: 32, kv_heads: 7, q_len: 0", {"attention.q_heads", "attention.q_len"}),
         ("axis: channel, group: 32", "axis: channel, gruop: 1, boost: {fraction: 0.5}", {"key.gruop", "key.boost.fraction"}),
-        ("axis: token, group: 64", "axis: token, group: 48, zreo: true", {"value.group", "value.zreo"}),
         ("name: good", "cache: {layout: contiguous, page: 40, lokal: 8}", {"cache.page", "cache.lokal"}),
         ("name: good", "workloads: [{batch: 1, kv_len: 2, q_len: 3, weigth: 1}]", {"workloads[0].q_len", "workloads[0].weigth"}),
         # what a misspelt field may have meant is not judged
@@ -114,21 +106,12 @@ def test_rules_between_fields_are_reported_beside_a_misspelt_field_of_their_sect
     assert {issue.path for issue in issues(GOOD.replace(old, new))} == paths
 
 
-@pytest.mark.parametrize("name", ["a b", "kv/int4", "-a", "é"])
-def test_a_name_of_other_characters_is_told_which_may_stand_there(name: str) -> None:
-    (issue,) = issues(GOOD.replace("name: good", f"name: {name!r}"))
-    told = "may hold letters, digits, dots, dashes and underscores, and begins with a letter or a digit"
-    assert (issue.path, issue.message) == ("name", f"{told}, not {name!r}")
-
-
 @pytest.mark.parametrize(
     ("line", "path", "hint"),
     [
         ("arch: sm91", "arch", "did you mean sm90?"),
-        ("chache: {}", "chache", "did you mean cache?"),
         ("cache: {layuot: paged}", "cache.layuot", "did you mean layout?"),
         ("cache: {softcap: 1.0}", "cache.softcap", "softcap belongs to attention"),
-        ("cache: {layout: Paged, page: 64}", "cache.layout", "did you mean paged?"),
         ("cache: {sink: '3'}", "cache.sink", "write it without quotes"),
         ("cache: {sink: 03}", "cache.sink", "write it without quotes and without leading zeros"),
         ("preset: kity", "preset", "did you mean kitty?"),
@@ -143,18 +126,8 @@ def test_hints(line: str, path: str, hint: str) -> None:
     ("old", "new", "path", "message"),
     [
         ("bits: 4, axis: channel", "bits: 4.0, axis: channel", "key.bits", "must be an integer, not 4.0"),
-        ("bits: 4, axis: channel", "bits: true, axis: channel", "key.bits", "must be an integer, not True"),
         ("bits: 4, axis: channel", "bits: 3, axis: channel", "key.bits", "must be one of 2, 4, 8, 16, not 3"),
-        ("bits: 4, axis: channel", "bits: null, axis: channel", "key.bits", "must be an integer, not nothing"),
-        ("q_heads: 4", "q_heads: 4.0", "attention.q_heads", "must be an integer, not 4.0"),
         ("q_heads: 4", "q_heads: yes", "attention.q_heads", "must be an integer, not True"),
-        ("head_dim: 64", "head_dim: 64, softcap: 1.0e+30", "attention.softcap", "must be less than or equal to 1000000"),
-        (
-            "name: good",
-            "workloads: [{batch: 1, kv_len: 9, weight: 0.0}]",
-            "workloads[0].weight",
-            "must be greater than or equal to 0.000001",
-        ),
         ("q_heads: 4", "q_heads: 0100", "attention.q_heads", "must be an integer, not '0100'"),
         ("q_heads: 4", "q_heads: 1e1", "attention.q_heads", "must be an integer, not 10.0"),
         (
@@ -164,25 +137,16 @@ def test_hints(line: str, path: str, hint: str) -> None:
             "must be equal, or a mapping with min, not 3",
         ),
         ("q_heads: 4", "q_heads: 1:30", "attention.q_heads", "must be an integer, not '1:30'"),
-        ("head_dim: 64", "head_dim: 64, softcap: 1:30.5", "attention.softcap", "must be a number, not '1:30.5'"),
         ("q_heads: 4", "q_heads: !!int '1:30'", "attention.q_heads", "not a readable int: '1:30'"),
         ("q_heads: 4", "q_heads: " + "9" * 6000, "attention.q_heads", "not a readable number: it has more than 64 characters"),
-        ("q_heads: 4", "q_heads: 0x" + "9" * 6000, "attention.q_heads", "not a readable number: it has more than 64 characters"),
-        ("name: good", "arch: 0x" + "9" * 6000, "arch", "not a readable number"),
-        ("name: good", "preset: 0x" + "9" * 6000, "preset", "not a readable number"),
         ("name: good", 'name: "\\ud800"', "", "not valid YAML"),
-        ("name: good", "cache: !!map x", "cache", "no place in a spec"),
         ("key: {bits", "key: !!int {bits", "key", "no place in a spec"),
         ("q_heads: 4", "q_heads: -4", "attention.q_heads", "must be greater than 0, not -4"),
-        ("q_heads: 4", "q_heads: " + "9" * 60, "attention.q_heads", "must be less than or equal to 4096, not 9999999"),
         ("head_dim: 64", "head_dim: 65", "attention.head_dim", "must be a multiple of 16, not 65"),
         ("head_dim: 64", "head_dim: 64, softcap: .nan", "attention.softcap", "must be a finite number, not nan"),
-        ("head_dim: 64", "head_dim: 64, softcap: '1'", "attention.softcap", "must be a number, not '1'"),
         ("head_dim: 64", "head_dim: 64, sinks: 1", "attention.sinks", "must be true or false, not 1"),
-        ("name: good", "name: 5", "name", "must be text, not 5"),
         ("key: {bits: 4, axis: channel, group: 32}", "key: [4]", "key", "must be a mapping, not a list"),
         ("key: {bits: 4, axis: channel, group: 32}\n", "", "key", "required, but missing"),
-        ("name: good", "workloads: 3", "workloads", "must be a list, not 3"),
         ("name: good", "workloads: []", "workloads", "must not be empty: leave it out for the default"),
     ],
 )
@@ -195,42 +159,26 @@ def test_types_are_strict(old: str, new: str, path: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("text", "line", "message"),
     [
-        ("# nothing\n", None, "empty"),
         ("key: [1,\n", 2, "not valid YAML"),
         ("a: b: c\n", 1, "not valid YAML"),
-        ("- 1\n- 2\n", 1, "a spec is a mapping"),
         ("--- {a: 1}\n--- {b: 2}\n", 2, "not valid YAML"),
         (GOOD + "name: twice\n", 5, "given twice, first on line 1"),
         (GOOD + "3: 4\n", 5, "field names are plain text"),
         (GOOD + "? [a]\n: 4\n", 5, "field names are plain text"),
         (GOOD + "cache: !!python/object:os.system {}\n", 5, "no place in a spec"),
-        (GOOD + "cache: !!set {a}\n", 5, "no place in a spec"),
         (GOOD + "cache: {sink: !!int x}\n", 5, "not a readable int"),
-        (GOOD + "cache: {sink: !!bool x}\n", 5, "not a readable bool"),
-        (GOOD + "cache: !!binary aGk=\n", 5, "no place in a spec"),
         (GOOD + "cache: &a {sink: *a}\n", 5, "nested too deeply"),
-        (GOOD + "cache: {sink: " + "9" * 5000 + "}\n", 5, "not a readable number: it has more than 64 characters"),
-        (GOOD + "cache: {sink: !!int ''}\n", 5, "not a readable int"),
         (GOOD + 'name: "\\UFFFFFFFF"\n', 5, "not valid YAML"),
-        ("a: &a {b: *a, c: *a}\n", 1, "nested too deeply"),
         ("&a [*a, *a]\n", 1, "nested too deeply"),
-        ("- " * 5000 + "\n", 1, "nested too deeply"),
         ("\n[" + "1," * 9000 + "\n", 2, "at most 8192 names and values"),
         (f"a: &a [{'x' * 30000}]\nb: [*a, *a]\n", 1, "the texts of a spec have at most 65536 characters"),
         (GOOD + "# " + "é" * (1 << 15) + "\n", None, "at most 65536 bytes of text"),
-        (GOOD + "cache: \x07\n", None, "not valid YAML"),
         ("[" * 5000 + "\n", 1, "nested too deeply"),
-        ("a: " + "x" * (1 << 20) + "\n", None, "at most"),
     ],
 )
 def test_text_that_is_no_spec(text: str, line: int | None, message: str) -> None:
     found = issues(text)
     assert any(message in issue.message and issue.line == line for issue in found), found
-
-
-def test_an_alias_bomb_stays_small() -> None:
-    bomb = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 40))
-    assert any("too large" in issue.message for issue in issues(bomb))
 
 
 def test_aliases_within_reason_are_fine() -> None:
@@ -242,19 +190,13 @@ def test_aliases_within_reason_are_fine() -> None:
     ("sections", "path", "message"),
     [
         ({"name": 10**6000}, "name", "not a readable integer: it has more than 64 digits"),
-        ({"arch": -(10**6000)}, "arch", "not a readable integer"),
-        ({"preset": 10**6000}, "preset", "not a readable integer"),
         ({"cache": {"sink": 10**6000}}, "cache.sink", "not a readable integer"),
         ({"name": "\ud800"}, "name", "half of a surrogate pair"),
-        ({"name": "a\n"}, "name", "may hold letters, digits, dots, dashes and underscores"),
-        ({"name": object()}, "name", "must be text, not an object of type object"),
         ({"name": "x" * (1 << 17)}, "name", "the texts of a spec have at most 65536 characters"),
         ({"workloads": [{}] * 10**6}, "workloads", "at most 8192 names and values"),
         ({"workloads": [{}] * 300}, "workloads", "at most 256 workloads, not 300"),
-        ({7: 1}, "", "field names are plain text, not 7"),
         ({10**6000: 1}, "", "field names are plain text, not a huge number"),
         ({"\ud800": 1}, "", "field names are plain text, not '\\ud800'"),
-        ({"cache": {None: 1}}, "cache", "field names are plain text, not nothing"),
     ],
 )
 def test_mappings_that_are_no_spec(sections: Any, path: str, message: str) -> None:
@@ -271,15 +213,6 @@ def test_mappings_and_lists_that_hold_themselves() -> None:
     for data in (knot, base(cache=knot), base(workloads=ring), base(preset=ring)):
         (issue,) = issues(data)
         assert "nested too deeply" in issue.message
-
-
-def test_constructors_refuse_the_same_without_other_errors() -> None:
-    with pytest.raises(SpecError, match=r"key\.bits: must be a smaller number, not a huge number"):
-        KernelSpec(**base(key={"bits": 10**6000}))
-    with pytest.raises(SpecError, match="arch: must be one of native"):
-        KernelSpec(**base(arch=10**6000))
-    with pytest.raises(SpecError, match="at most 256 workloads, not 1000000"):
-        KernelSpec(**base(workloads=[{}] * 10**6))
 
 
 def test_the_largest_specs_are_read() -> None:
@@ -309,17 +242,6 @@ def test_an_issue_is_one_short_line_whatever_the_spec_holds() -> None:
         (issue,) = issues({**base(), name: 1})
         assert issue.path == (name[:297] + "..." if len(name) > 300 else name.encode("unicode_escape").decode())
         assert str(issue).isprintable()
-    assert all(
-        len(text) == 300
-        for text in (SpecIssue("x" * 400, "y").path, SpecIssue("x", "y" * 400).message, SpecIssue("", "y", 1, "z" * 400).hint)
-    )
-    names = issues(("n" * 3000 + ": 1\n") * 20)
-    assert all(len(str(issue)) < 1000 for issue in names)
-
-
-def test_numbers_may_have_an_exponent_as_in_yaml_1_2() -> None:
-    spec = load_spec(GOOD.replace("head_dim: 64", "head_dim: 64, softcap: 1e3"))
-    assert spec.attention.softcap == 1000.0
 
 
 def test_specs_that_mean_the_same_are_equal() -> None:
@@ -327,9 +249,6 @@ def test_specs_that_mean_the_same_are_equal() -> None:
     with_max, without = map(load_spec, texts)
     assert with_max == without
     assert hash(with_max) == hash(without)
-    boosted = [{"bits": 2, "group": 32, "boost": {"fraction": fraction}} for fraction in (0.25, 0.25 + 1e-14, 0.5)]
-    ids = [load_spec(base(key=key)).format_id for key in boosted]
-    assert ids[0] == ids[1] != ids[2]
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
@@ -356,17 +275,14 @@ def test_a_spec_may_come_through_a_pipe() -> None:
     os.close(reading)
 
 
-def test_the_message_names_the_file(tmp_path: Path) -> None:
-    file = tmp_path / "bad.yaml"
-    file.write_text(GOOD + "arch: gpu\n")
-    with pytest.raises(SpecError, match=r"bad\.yaml: 1 mistake in the spec\n  line 5: arch: must be one of"):
-        load_spec(file)
-
-
 def test_python_constructors_report_the_same_way() -> None:
     with pytest.raises(SpecError) as caught:
         AttentionSpec(q_heads=0, kv_heads=True, heads=3)
     assert {issue.path for issue in caught.value.issues} == {"q_heads", "kv_heads", "head_dim", "heads"}
+    with pytest.raises(SpecError, match=r"key\.bits: must be a smaller number, not a huge number"):
+        KernelSpec(**base(key={"bits": 10**6000}))
+    with pytest.raises(SpecError, match="at most 256 workloads, not 1000000"):
+        KernelSpec(**base(workloads=[{}] * 10**6))
     with pytest.raises(SpecError, match=r"attention\.q_heads"):
         KernelSpec(**base(attention={"q_heads": "4", "kv_heads": 2, "head_dim": 64}))
     with pytest.raises(SpecError, match=r"boost raises channels of a 2-bit K"):
@@ -374,9 +290,6 @@ def test_python_constructors_report_the_same_way() -> None:
 
 
 def test_specs_are_frozen_and_importing_them_needs_no_torch() -> None:
-    import subprocess
-    import sys
-
     with pytest.raises(Exception, match="cannot assign to field"):
         load_spec(GOOD).name = "other"  # type: ignore[misc]
     code = "import sys, kvgen.spec as s; s.load_spec(sys.argv[1]); assert not {'torch', 'numpy', 'rich', 'jinja2'} & set(sys.modules)"

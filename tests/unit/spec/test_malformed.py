@@ -41,37 +41,9 @@ def test_examples_with_something_changed() -> None:
     assert sum(refused(*next(made)) for _ in range(250)) > 200
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_random_bytes(tmp_path: Path, seed: int) -> None:
-    rng = random.Random(seed)
+def test_random_bytes(tmp_path: Path) -> None:
+    rng = random.Random(0)
     file = tmp_path / "noise.yaml"
     for size in (1, 10, 100, 1000, 10_000):
         file.write_bytes(rng.randbytes(size))
         assert refused(f"{size} bytes", file)
-
-
-def test_the_attack_counts_what_is_malformed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(spec_nasties, "texts", lambda: iter([("one", "a: &a [*a]\n")]))
-    monkeypatch.setattr("sys.argv", ["specs", "--count", "360", "--seed", "1"])
-    assert specs.main() == 0
-    assert capsys.readouterr().out.startswith("360 malformed specs: SpecError each")
-
-
-def test_the_attack_tells_what_got_through(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("sys.argv", ["specs", "--count", "10"])
-    monkeypatch.setattr(spec_nasties, "texts", lambda: iter([("a good one", spec_nasties.GOOD)]))
-    assert specs.main() == 1
-    assert "it was accepted\n" + spec_nasties.GOOD in capsys.readouterr().out
-    monkeypatch.setattr(specs, "load_spec", lambda source: int("x"))
-    assert specs.main() == 1
-    assert "a good one: ValueError" in capsys.readouterr().out
-
-
-def test_what_takes_too_long_or_says_too_much_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(specs, "SECONDS", 0.0)
-        with pytest.raises(specs.Failure, match="CPU time"):
-            refused("slow", "a: &a [*a]\n")
-    monkeypatch.setattr("kvgen.errors.MAX_ISSUES", 1000)
-    with pytest.raises(specs.Failure, match="the SpecError has 101 issues"):
-        refused("much", TEXTS["names of one letter too many"])

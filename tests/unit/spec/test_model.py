@@ -1,22 +1,24 @@
-"""What makes two specs the same format."""
+"""What makes two specs the same format; specs of operations on a matrix; the JSON schemas."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvgen.digest import digest
-from kvgen.spec import AttentionSpec, BoostSpec, QuantSpec, Workload, dump_spec, load_spec
+from kvgen.errors import SpecError
+from kvgen.spec import MatrixSpec, dump_spec, load_any_spec, load_spec, schema
 from tests.support.specs import base
+
+DOCS = Path(__file__).parents[3] / "docs"
+QUANT = {"bits": 2, "axis": "channel", "group": 32}
+MATRIX = "operation: quantize\narch: cpu\nworkloads:\n  - {tokens: 2048, channels: 128}\n"
 
 
 def format_id(**sections: Any) -> str:
     return load_spec(base(**sections)).format_id
-
-
-def test_name_arch_and_workloads_are_not_part_of_the_format() -> None:
-    assert format_id() == format_id(name="other", arch="sm90", workloads=[{"batch": 9, "kv_len": 9}])
 
 
 @pytest.mark.parametrize(
@@ -25,7 +27,6 @@ def test_name_arch_and_workloads_are_not_part_of_the_format() -> None:
         {"key": {"bits": 8, "axis": "channel", "group": 32}},
         {"key": {"bits": 4, "axis": "channel", "group": 64}},
         {"key": {"bits": 4, "axis": "channel", "group": 32, "zero": False}},
-        {"value": {"bits": 4, "axis": "token", "group": 32}},
         {"cache": {"sink": 4}},
         {"attention": {"q_heads": 4, "kv_heads": 2, "head_dim": 64, "dtype": "bfloat16"}},
     ],
@@ -35,32 +36,56 @@ def test_what_changes_the_numbers_changes_the_format(sections: dict[str, Any]) -
 
 
 def test_fields_that_say_nothing_do_not_change_the_format() -> None:
+    assert format_id() == format_id(name="other", arch="sm90", workloads=[{"batch": 9, "kv_len": 9}])
     assert format_id(key={"bits": 16}) == format_id(key={"bits": 16, "axis": "token", "group": 7, "zero": False})
-    quant = {"bits": 2, "axis": "channel", "group": 32}
-    assert format_id(key=quant) == format_id(key={**quant, "boost": {"select": "range"}})
-    assert format_id(key=quant) != format_id(key={**quant, "boost": {"fraction": 0.25}})
-    assert format_id(key={**quant, "boost": {"fraction": 0.25, "select": "range"}}) != format_id(key={**quant, "boost": {"fraction": 0.25}})
-
-
-def test_short_names_and_derived_values() -> None:
-    assert Workload(batch=8, kv_len=1024).key == "8x1024"
-    assert Workload(batch=8, kv_len=1024, q_len=4).key == "8x1024q4"
-    assert load_spec(base()).attention.group == 2
-    assert not QuantSpec(bits=16, axis="token").quantized
-    assert QuantSpec(bits=8, axis="token").quantized
+    assert format_id(key=QUANT) == format_id(key={**QUANT, "boost": {"select": "range"}})
+    boosts = [{"fraction": 0.25}, {"fraction": 0.25 + 1e-14}, {"fraction": 0.5}, {"fraction": 0.25, "select": "range"}]
+    ids = [format_id(key={**QUANT, "boost": boost}) for boost in boosts]
+    assert ids[0] == ids[1]
+    assert len({format_id(key=QUANT), *ids}) == 4
 
 
 def test_the_sign_of_a_zero_says_nothing() -> None:
     heads = {"q_heads": 4, "kv_heads": 2, "head_dim": 64}
-    quant = {"bits": 2, "axis": "channel", "group": 32}
     for section, zero, negative in (
         ("attention", {**heads, "softcap": 0.0}, {**heads, "softcap": -0.0}),
-        ("key", {**quant, "boost": {"fraction": 0.0}}, {**quant, "boost": {"fraction": -0.0}}),
+        ("key", {**QUANT, "boost": {"fraction": 0.0}}, {**QUANT, "boost": {"fraction": -0.0}}),
     ):
         one, two = load_spec(base(**{section: zero})), load_spec(base(**{section: negative}))
-        assert one.format_id == two.format_id
-        assert one == two
-        assert dump_spec(one) == dump_spec(two)
-        assert digest(one.to_json()) == digest(two.to_json())
-    assert str(AttentionSpec(**heads, softcap=-0.0).softcap) == str(BoostSpec(fraction=-0.0).fraction) == "0.0"
-    assert load_spec(dump_spec(load_spec(base())).replace("softcap: 0.0", "softcap: -0.0")).format_id == format_id()
+        assert (one.format_id, one, dump_spec(one)) == (two.format_id, two, dump_spec(two))
+
+
+def test_a_spec_with_an_operation_is_one_of_a_matrix() -> None:
+    spec = load_any_spec(MATRIX)
+    assert isinstance(spec, MatrixSpec)
+    assert (spec.matrix.dtype, spec.matrix.bits, spec.workloads[0].key) == ("float32", 8, "2048x128")
+    assert load_any_spec(dump_spec(spec)) == load_any_spec(spec.to_json()) == spec
+    assert load_any_spec(MATRIX.replace("2048", "4096")).format_id == spec.format_id
+    assert load_any_spec(MATRIX.replace("quantize", "dequantize")).format_id != spec.format_id
+    with pytest.raises(SpecError, match="an operation on a matrix, and attention is asked for"):
+        load_spec(MATRIX)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"operation": "quantise"}, r"operation: must be one of quantize, dequantize.*did you mean quantize"),
+        ({"matrix": {"bits": 4}}, r"matrix.bits: must be 8, not 4"),
+        ({"attention": {}}, r"attention: unknown field"),
+        ({"workloads": [{"tokens": 4, "channels": 1}] * 2 + [{"tokens": "x", "channels": 1}]}, r"(?s)tokens: must be.*4x1 is listed twice"),
+        ({"workloads": [{"batch": 1, "kv_len": 4}]}, r"workloads\[0\].tokens: required"),
+    ],
+)
+def test_a_mistake_of_a_matrix_is_told_with_its_place(change: dict[str, object], told: str) -> None:
+    with pytest.raises(SpecError, match=told):
+        load_any_spec({"operation": "quantize", **change})
+
+
+def test_the_committed_schemas_are_current_and_describe_every_field() -> None:
+    """As data: releases of pydantic write 0 and 0.0, and keys in another order."""
+    for name, data in (("spec", schema.json_schema()), ("matrix", schema.matrix_schema())):
+        file = DOCS / f"kvgen-{name}.schema.json"
+        assert json.loads(file.read_text()) == json.loads(schema.dumps(data)), f"run: python -m kvgen.spec.schema [matrix] > {file}"
+        for part in [data, *data["$defs"].values()]:
+            assert part["additionalProperties"] is False
+            assert all(field.get("description") for field in part["properties"].values())
