@@ -163,9 +163,9 @@ class CallCheck(Check):
 
     def same_lengths(self, where: str, cache: KVCache, want: Sequence[int]) -> None:
         """The lengths on the device."""
-        got = cache.lengths.tolist()
-        if got != list(want):
-            raise CheckError(f"{where}: lengths are {got}, not {list(want)}")
+        for b, (length, right) in enumerate(zip(cache.lengths.tolist(), want, strict=True)):
+            if length != right:
+                raise CheckError(f"{where}: lengths are wrong: sequence {b} has {length} tokens, not {right}")
 
     def same_codes(self, where: str, got: torch.Tensor, want: torch.Tensor) -> None:
         """Codes and params of packed blocks, uint8 [..., block_bytes]."""

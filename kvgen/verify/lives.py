@@ -23,7 +23,7 @@ from kvgen.runtime.kvcache import KVCache
 from kvgen.spec import KernelSpec
 from kvgen.verify import CheckPolicy
 from kvgen.verify.cache import Life
-from kvgen.verify.calls import Call, CallCheck, Output, Pair, form, laid_out, poison, poisoned, query_lengths
+from kvgen.verify.calls import Call, CallCheck, Output, Pair, form, poison, poisoned, query_lengths
 from kvgen.verify.data import Inputs, normal, structured
 
 BATCH = {"cpu": 11, "cuda": 133}
@@ -179,7 +179,7 @@ class Lives(CallCheck):
         full = torch.tensor([self.rows.packed_blocks(length) for length in scenario.lengths]).unsqueeze(1)
         shape = (cache.batch, cache.bound, spec.attention.kv_heads, spec.attention.head_dim)
         memory = torch.full(shape, SENTINEL, dtype=self.variant.dtype, device=self.device)
-        got = self.variant.unpack(cache, laid_out(memory, 3, self.device), laid_out(memory, 1, self.device))
+        got = self.variant.unpack(cache, *self.laid_out((memory, memory), 0))
         token, number = torch.arange(cache.bound), torch.arange(scenario.blocks.shape[2])
         past = ((token >= lengths) | (token < gone * self.block)).to(self.device)  # [batch, tokens]
         held = ((number < full) & (number >= gone)).to(self.device)  # [batch, blocks]

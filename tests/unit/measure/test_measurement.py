@@ -34,13 +34,6 @@ def test_figures_follow_from_the_samples() -> None:
     assert replace(GOOD, kind="wrong").cost == math.inf
 
 
-def test_joined_measurements_have_the_samples_of_both_and_the_failure_of_either() -> None:
-    joined = GOOD.joined(replace(GOOD, samples=(5.0,), read_us=2.75))
-    assert (joined.samples, joined.us, joined.read_us) == ((3.0, 3.5, 4.0, 5.0), 3.75, 2.0)
-    bad = Measurement("crash", "it died")
-    assert GOOD.joined(bad) is bad is bad.joined(GOOD)
-
-
 def test_a_sustained_workload_is_timed_under_load_unless_the_policy_says_for_how_long() -> None:
     rested, sustained = TimingPolicy(), TimingPolicy(sustained_seconds=2.0)
     assert rested.under("rested") == rested

@@ -38,11 +38,6 @@ def test_scales_per_channel_stand_outlier_channels_better() -> None:
     assert of(key=per_channel).weights_l1 < of(key=token(4)).weights_l1
 
 
-def test_boosted_channels_help() -> None:
-    quant = {"bits": 2, "axis": "channel", "group": 32}
-    assert of(key={**quant, "boost": {"fraction": 0.25}}).weights_l1 < of(key=quant).weights_l1
-
-
 @pytest.mark.parametrize(
     "sections",
     [
