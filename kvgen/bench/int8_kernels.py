@@ -154,11 +154,9 @@ def _at_shape(
     rooflines, series = read_roofline(target), dict[tuple[Entrant, str], Series]()
     for entrant in entrants:
         for call in CALLS:
-            sample = partial(inputs.time, entrant.variant(call, shape), call=call)
-            moved, reading = call_bytes(spec, shape, call), rooflines.samples if call == "scales" else rooflines.copies
-            read = (lambda policy, moved=moved, reading=reading: median(reading(moved, policy))) if entrant is entrants[0] else None
-            threads = entrant.threads
-            series[entrant, call] = Series(lambda policy, sample=sample, threads=threads: sample(replace(policy, threads=threads)), read)
+            read = partial(rooflines.samples if call == "scales" else rooflines.copies, call_bytes(spec, shape, call))
+            sample = partial(_time, inputs, entrant, call)
+            series[entrant, call] = Series(sample, partial(_median, read) if entrant is entrants[0] else None)
     take_turns(list(series.values()), target, policy, rounds)
     name = next((name for name, size in SHAPES.items() if size == (shape.tokens, shape.channels)), "")
     records = []
@@ -170,3 +168,11 @@ def _at_shape(
             "fraction": round(roofline_us / us, 4),
         })  # fmt: skip
     return records, asdict(of_shape)
+
+
+def _time(inputs: MatrixInputs, entrant: Entrant, call: str, policy: TimingPolicy) -> tuple[float, ...]:
+    return inputs.time(entrant.variant(call, inputs.shape), replace(policy, threads=entrant.threads), call)
+
+
+def _median(samples: Callable[[TimingPolicy], Iterable[float]], policy: TimingPolicy) -> float:
+    return median(samples(policy))

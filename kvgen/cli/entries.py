@@ -179,10 +179,10 @@ def _print_answer(asked: str, selection: Selection, served: list[Serving]) -> No
     for one in served:
         launch, timing = f"{one.launch.backend} {one.launch.params}", one.timing
         taken = f"launch {one.index} ({launch})" if entry else launch  # the number is of use where `kvgen show` lists the launches
-        known = {f"{microseconds(one.modelled_us)} modelled": one.modelled_us}
+        known = [(f"{microseconds(one.modelled_us)} modelled", one.modelled_us)]
         if timing is not None:
-            known |= {microseconds(timing.us): timing.us, f"{timing.read_fraction or 0:.0%} of the read's speed": timing.read_fraction}
-            known |= {f"the default {microseconds(timing.default_us)}": timing.default_us}
-            known |= {f"{timing.watts or 0:.0f} W": timing.watts, f"{timing.clock_mhz or 0:.0f} MHz": timing.clock_mhz}
-        told = [text for text, value in known.items() if value is not None]
-        print_line(", ".join([f"{one.workload.key} takes {taken}: {one.why}", *told]))
+            known += [(microseconds(timing.us), timing.us), (f"{timing.read_fraction or 0:.0%} of the read's speed", timing.read_fraction)]
+            known += [(f"the default {microseconds(timing.default_us)}", timing.default_us)]
+            known += [(f"{timing.watts or 0:.0f} W", timing.watts), (f"{timing.clock_mhz or 0:.0f} MHz", timing.clock_mhz)]
+        measured = [text for text, value in known if value is not None]
+        print_line(", ".join([f"{one.workload.key} takes {taken}: {one.why}", *measured]))
