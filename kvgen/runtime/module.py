@@ -7,12 +7,11 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import tvm_ffi
 
 from kvgen.errors import KvgenError
-from kvgen.lower.backend import FUNCTIONS, MATRIX_FUNCTIONS
 
 F = TypeVar("F", bound="Functions")
 
@@ -20,14 +19,13 @@ F = TypeVar("F", bound="Functions")
 class Functions:
     """The functions of a loaded shared library, bound once; the library stays loaded as long as this object lives."""
 
-    names: ClassVar[tuple[str, ...]]
-    """Functions that the library must export."""
     set_threads: Callable[[int], Any] | None
     """None for a GPU: only CPU modules have threads."""
 
     def __init__(self, path: Path, library: tvm_ffi.Module) -> None:
         self.path = path
         self._library = library
+        self.names = tuple(type(self).__annotations__)  # what a subclass declares is what its libraries export
         missing = [name for name in self.names if not library.implements_function(name)]
         if missing:
             raise KvgenError(f"{path} is no kvgen module: it lacks {', '.join(missing)}")
@@ -41,8 +39,6 @@ class Functions:
 
 class Module(Functions):
     """A module of attention."""
-
-    names = FUNCTIONS
 
     advance: Callable[..., Any]
     attend: Callable[..., Any]
@@ -58,8 +54,6 @@ class Module(Functions):
 
 class MatrixModule(Functions):
     """A module of operations on a matrix."""
-
-    names = MATRIX_FUNCTIONS
 
     dequantize: Callable[..., Any]
     quantize: Callable[..., Any]
