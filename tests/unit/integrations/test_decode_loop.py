@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kvgen.errors import CacheMismatch
-from tests.support.models import model_of, padded, plain, random_ids
+from tests.support.models import model_of, plain, random_ids
 
 pytest.importorskip("transformers")
 
@@ -108,24 +108,6 @@ def test_a_sequence_without_room_is_named_and_the_others_go_on(model: Any, cache
     assert sorted(loop.cache.lengths.tolist()) == [0, 5]
 
 
-def test_steps_before_one_without_room_are_in_out(model: Any, cache_of: CacheOf) -> None:
-    loop, prompt = DecodeLoop(model, cache_of(model, EXACT, 2, max_len=24)), random_ids(1, 20)[0]
-    place = loop.add(prompt)
-    first, out = int(loop.tokens[place]), torch.full((6, 2), 7)
-    with pytest.raises(CacheMismatch, match=f"place {place} is full"):
-        loop.run(6, out)
-    assert [first, *out[:4, place].tolist()] == alone(model, prompt, 5)
-    assert (out[4:].tolist(), out[:, 1 - place].tolist()) == ([[-1, -1]] * 2, [-1] * 6)
-    loop.cache.reset()
-    loop.add(prompt)
-    again = out[:4].clone()
-    assert loop.run(4, out[:4]).data_ptr() == out.data_ptr()
-    assert torch.equal(out[:4], again)
-    for wrong in (out, out[:4].int()):
-        with pytest.raises(ValueError, match="out must"):
-            loop.run(4, wrong)
-
-
 def test_what_the_device_refused_in_all_groups_of_layers_is_told_once_with_its_places(cache_of: CacheOf) -> None:
     """On a GPU each group's kernels set a flag of their own, which the next step reads."""
     gemma = model_of("gemma2")
@@ -142,18 +124,6 @@ def test_what_the_device_refused_in_all_groups_of_layers_is_told_once_with_its_p
     assert loop.cache.lengths.tolist() == [0, 7, 0]
 
 
-def test_a_padded_batch_is_taken(model: Any, cache_of: CacheOf) -> None:
-    prompts, mask = random_ids(2, 30), padded([slice(0, 0), slice(0, 7)], 30)
-    loop = DecodeLoop(model, cache_of(model, EXACT, 2))
-    places = {"position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
-    with torch.no_grad():
-        logits = model(prompts, attention_mask=mask, past_key_values=loop.cache, **places).logits
-    loop.take(logits[:, -1].argmax(-1))
-    found = torch.cat([loop.tokens[None].clone(), loop.run(5)])
-    assert found[:, 0].tolist() == alone(model, prompts[0], 6)
-    assert found[:, 1].tolist() == alone(model, prompts[1, 7:], 6)
-
-
 def test_a_reset_of_the_cache_frees_all_places(model: Any, cache_of: CacheOf) -> None:
     loop, prompt = DecodeLoop(model, cache_of(model, EXACT, 2)), random_ids(1, 20)[0]
     loop.add([5, 6])
@@ -162,19 +132,6 @@ def test_a_reset_of_the_cache_frees_all_places(model: Any, cache_of: CacheOf) ->
     assert (loop.free, loop.tokens.tolist()) == (2, [-1, -1])
     with pytest.raises(ValueError, match="all places are free"):
         loop.step()
-    served = Served(loop)
-    served.add("a", prompt)
-    served.run(3)
-    assert served.found["a"] == alone(model, prompt, 4)
-
-
-def test_a_prompt_whose_prefill_broke_off_leaves_its_place_free(model: Any, cache_of: CacheOf) -> None:
-    loop, prompt = DecodeLoop(model, cache_of(model, EXACT, 2)), random_ids(1, 20)[0]
-    hook = model.model.layers[2].register_forward_pre_hook(lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        loop.add(prompt)
-    hook.remove()
-    assert loop.free == 2
     served = Served(loop)
     served.add("a", prompt)
     served.run(3)
@@ -194,22 +151,3 @@ def test_a_uniform_loop_checks_its_promise(model: Any, cache_of: CacheOf) -> Non
             loop.remove(place)
     loop.run(2)
     assert loop.cache.lengths.tolist() == [4, 4]
-
-
-def test_wrong_calls_are_refused(model: Any, cache_of: CacheOf) -> None:
-    cache = cache_of(model, EXACT, 2)
-    loop = DecodeLoop(model, cache)
-    with pytest.raises(ValueError, match="all places are free"):
-        loop.step()
-    with pytest.raises(ValueError, match="at least one token"):
-        loop.add([])
-    with pytest.raises(ValueError, match="place 1 holds no sequence"):
-        loop.remove(1)
-    loop.add([5, 6])
-    with pytest.raises(ValueError, match="captures a step over an empty cache"):
-        DecodeLoop(model, cache)
-    with torch.no_grad(), pytest.raises(ValueError, match="pass position_ids"):
-        model(torch.tensor([[5], [6]]), past_key_values=cache)
-    mask = torch.tensor([[1, 0, 1], [1, 1, 1]])
-    with torch.no_grad(), pytest.raises(ValueError, match="filled one by one: pass none"):
-        model(torch.tensor([[5], [6]]), past_key_values=cache, attention_mask=mask, **placed(model, 1))

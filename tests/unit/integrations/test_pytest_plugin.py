@@ -128,12 +128,3 @@ def test_missing_and_damaged_entries_fail(checkout: Checkout):
 @pytest.mark.parametrize("words", [("--kvgen-speed",), ("--kvgen-registry", "no-such-folder")])
 def test_options_that_mean_nothing_are_usage_errors(checkout: Checkout, words: tuple[str, ...]):
     assert checkout.run(*words).ret == pytest.ExitCode.USAGE_ERROR
-
-
-def test_the_plugin_costs_nothing_without_its_option(checkout: Checkout):
-    checkout.pytester.makeconftest("")
-    checkout.pytester.makepyfile(
-        "import sys\ndef test_lean():\n    assert not {'torch', 'numpy', 'pydantic', 'kvgen.registry'} & set(sys.modules)\n"
-        f"    assert {PLUGIN!r} in sys.modules\n"
-    )
-    assert checkout.run().parseoutcomes() == {"passed": 1}

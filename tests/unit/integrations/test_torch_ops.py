@@ -12,7 +12,6 @@ from kvgen.api import forget
 from kvgen.errors import CacheMismatch
 from kvgen.integrations import torch_ops
 from kvgen.registry.store import Store
-from kvgen.runtime.kvcache import row_of
 from kvgen.spec import KernelSpec
 from kvgen.spec.dispatch import Tiling
 from tests.support.cpu import spec_of, variant
@@ -181,29 +180,6 @@ def test_a_cache_that_shares_its_lengths_is_refused(kernel, spec):
         with pytest.raises(ValueError, match="Attention would advance lengths that several caches share"):
             torch_ops.Attention(kernel, layer)
     assert cache.bound == 0
-
-
-@pytest.mark.parametrize("spec", [False], ids=["contiguous"], indirect=True)
-def test_packed_blocks_of_steps_that_the_host_does_not_count_are_reordered(kernel, spec):
-    cache = kernel.new_cache(BATCH, 160)
-    torch_ops.Attention(kernel, cache)(*_prompt(spec, 133))
-    assert cache.bound == cache.max_len
-    before = [x.clone() for x in kernel.unpack(cache)]
-    cache.reorder([1, 1])
-    assert cache.lengths.tolist() == [133, 133]
-    for was, now in zip(before, kernel.unpack(cache), strict=True):
-        assert not torch.equal(was[0], was[1])
-        assert torch.equal(now[0], was[1])
-        assert torch.equal(now[1], was[1])
-
-
-def test_a_batch_knows_of_the_module_of_one_of_its_sequences(kernel, spec):
-    cache = kernel.new_cache(BATCH, 160)
-    (row,) = row_of([cache], 1)
-    torch_ops.Attention(kernel, row)(*(x[:1] for x in _prompt(spec, 133)))
-    assert cache.lengths.tolist() == [0, 133]
-    assert cache.bound == cache.max_len
-    assert not cache.sequences.uniform
 
 
 def _overflow(cache) -> None:

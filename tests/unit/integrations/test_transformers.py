@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-import warnings
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
@@ -19,7 +17,7 @@ pytest.importorskip("transformers")
 
 from transformers import CONFIG_MAPPING
 
-from kvgen.integrations.transformers import DecodeLoop, KvgenCache, layer_specs
+from kvgen.integrations.transformers import KvgenCache, layer_specs
 from kvgen.integrations.transformers.cache import KvgenLayer
 from kvgen.integrations.transformers.passes import States
 
@@ -97,13 +95,6 @@ def test_generate_gives_what_it_gives_with_the_stock_cache(how: dict[str, Any], 
     assert torch.equal(generated(model, cache, prompt, mask, **how), want)
     cache.reset()
     assert torch.equal(generated(model, cache, prompt, mask, **how), want)
-
-
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "llama"])
-def test_every_family_generates_with_beams_and_padding(family: str, cache_of: CacheOf) -> None:
-    model, prompt, mask = model_of(family), random_ids(2, PROMPT), LEFT[:2, :PROMPT]
-    want = generated(model, stock_of(model), prompt, mask, num_beams=2, max_new_tokens=6)
-    assert torch.equal(generated(model, cache_of(model, exact(family), 4), prompt, mask, num_beams=2, max_new_tokens=6), want)
 
 
 def test_assisted_decoding_crops_within_the_rollback(cache_of: CacheOf) -> None:
@@ -202,28 +193,3 @@ def test_specs_follow_the_configuration() -> None:
     llama.kv_lora_rank = 8
     with pytest.raises(UnsupportedError, match=r"latent attention \(MLA\)"):
         layer_specs(llama, plain(4))
-
-
-def test_a_cache_goes_by_the_name_that_this_release_does_not_warn_of(cache_of: CacheOf, caplog: pytest.LogCaptureFixture) -> None:
-    """In `generate`, in the model and in a serving loop; transformers 5.24 renamed the argument, and warns of the old name once each."""
-    from transformers.utils import logging
-
-    model, prompt = model_of("llama"), random_ids(2, 20)
-    model.set_attn_implementation("kvgen")
-    cache = cache_of(model, plain(8), 2)
-    assert set(cache.argument) <= set(inspect.signature(type(model).forward).parameters)
-    logging.enable_propagation()
-    try:
-        with warnings.catch_warnings(record=True) as caught, torch.no_grad():
-            warnings.simplefilter("always")
-            model.generate(prompt, **cache.argument, max_new_tokens=3, do_sample=False, pad_token_id=0, eos_token_id=None)
-            cache.reset()
-            model(prompt, **cache.argument)
-            cache.reset()
-            loop = DecodeLoop(model, cache)
-            loop.add(prompt[0])
-            loop.step()
-    finally:
-        logging.disable_propagation()
-    assert [str(one.message) for one in caught if "deprecated" in str(one.message) or "past_key_values" in str(one.message)] == []
-    assert "deprecated" not in caplog.text

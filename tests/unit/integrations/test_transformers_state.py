@@ -34,20 +34,6 @@ def widened(mask: torch.Tensor, *more: torch.Tensor | int) -> torch.Tensor:
 # --- padding ----------------------------------------------------------------------------------------------------------------
 
 
-def test_padding_is_not_taken_back(model: Any, cache_of: CacheOf) -> None:
-    mask = padded([slice(0, 0), slice(18, 20)], 20)
-    cache = cache_of(model, EXACT, 2)
-    with torch.no_grad():
-        model(random_ids(2, 20), attention_mask=mask, past_key_values=cache)
-        model(random_ids(2, 1), attention_mask=widened(mask, 1), past_key_values=cache)
-    with pytest.raises(ValueError, match="only the newest 1 positions have no padding"):
-        cache.crop(-2)
-    cache.crop(-1)
-    assert (cache.get_seq_length(), cache.lengths.tolist()) == (20, [20, 18])
-    with pytest.raises(ValueError, match="only the newest 0 positions"):
-        cache.crop(-1)
-
-
 @torch.no_grad()
 @pytest.mark.parametrize(
     ("mask", "match"),
@@ -71,22 +57,6 @@ def test_masks_that_disagree_with_the_padding_that_came_are_refused(
     found = model(ids[:, 8:], attention_mask=widened(first, 1), past_key_values=cache).logits
     whole = model(ids, attention_mask=widened(first, 1), past_key_values=cache_of(model, EXACT, 2)).logits
     torch.testing.assert_close(found, whole[:, 8:], rtol=0, atol=2e-4)
-
-
-def test_beams_of_padded_prompts_carry_their_padding(model: Any, cache_of: CacheOf) -> None:
-    """Beams of one prompt have one mask; here rows of different prompts change places."""
-    mask, ids = padded([slice(0, 2), slice(0, 0)], 8), random_ids(2, 9)
-    cache = cache_of(model, EXACT, 2)
-    with torch.no_grad():
-        model(ids[:, :8], attention_mask=mask, past_key_values=cache)
-        cache.reorder_cache(torch.tensor([1, 0]))
-        with pytest.raises(ValueError, match="position 0 of sequence 0, which came as a token"):
-            model(ids[:, 8:], attention_mask=widened(mask, 1), past_key_values=cache)
-        model(ids[:, 8:], attention_mask=widened(mask.flip(0), 1), past_key_values=cache)
-        assert cache.lengths.tolist() == [9, 7]
-        cache.reorder_cache(torch.tensor([0, 0]))  # no padding is left
-        model(ids[:, 8:], past_key_values=cache)
-    assert cache.lengths.tolist() == [10, 10]
 
 
 # --- crops ------------------------------------------------------------------------------------------------------------------
@@ -231,20 +201,3 @@ def test_tokens_stay_where_the_head_failed(model: Any, cache_of: CacheOf) -> Non
     found = model(ids[:, 8:], past_key_values=cache).logits
     want = model(ids, past_key_values=cache_of(model, EXACT, 2)).logits
     torch.testing.assert_close(found, want[:, 8:], rtol=0, atol=2e-4)
-
-
-@torch.no_grad()
-def test_what_the_device_refused_is_told_before_a_pass_writes(cache_of: CacheOf) -> None:
-    """On a GPU each group's kernels set a flag of their own; the pass after the one that tells it runs."""
-    model = model_of("gemma2")
-    cache, ids = cache_of(model, plain(16, rollback=8), 2), random_ids(2, 12)
-    model(ids[:, :8], past_key_values=cache)
-    for call in (lambda: model(ids[:, 8:], past_key_values=cache), lambda: cache.crop(-2)):
-        for group in cache.groups:
-            group.first.sequences.overflow._number.value = 1
-        with pytest.raises(CacheMismatch, match="a step before this call had no room"):
-            call()
-        assert [group.first.lengths.tolist() for group in cache.groups] == [[8, 8]] * 2
-    cache.crop(-2)
-    model(ids[:, 6:], past_key_values=cache)
-    assert [group.first.lengths.tolist() for group in cache.groups] == [[12, 12]] * 2

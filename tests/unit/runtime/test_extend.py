@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kvgen.errors import UnsupportedError
 from kvgen.format.layout import packed_layout
 from kvgen.runtime import extend
 from kvgen.runtime.kvcache import KVCache
@@ -119,24 +118,6 @@ def test_the_route_over_dequantized_parts(name: str, limit: int, monkeypatch: py
         near(v, v.decode(q, *new, cache, lse=True), oracle.decode(q, *new))
     assert cache.lengths.tolist() == oracle.lengths.tolist()
     near(v, v.attend(q, cache, lse=True, scale=0.3), oracle.attend(q, scale=0.3))
-
-
-@pytest.mark.parametrize("scale", [-0.3, 0.0])
-def test_flash_attention_gets_a_positive_scale(scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It multiplies masked scores, which are -inf, by the scale."""
-    given = []
-
-    def flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, used: torch.Tensor, factor: float, *rest: int | None) -> extend.Partial:
-        given.append(factor)
-        return stand_in(q, k, v, used, factor, *rest)
-
-    monkeypatch.setattr(extend, "flash", flash)
-    monkeypatch.setattr(extend, "on_cpu", extend.on_gpu)
-    v = variant(SPECS["gqa"], BLOCK_32)
-    cache, oracle = filled(v)
-    q = normal(3, 50, v.spec.attention.q_heads, v.spec.attention.head_dim, v.dtype)
-    near(v, v.attend(q, cache, lse=True, scale=scale), oracle.attend(q, scale=scale))
-    assert min(given) > 0
 
 
 @pytest.fixture
@@ -272,19 +253,6 @@ def test_two_parts_are_merged_in_float32_and_rounded_once(dtype: torch.dtype, ah
     alone = torch.empty_like(one)
     extend.merge((one, one_lse), (other, other_lse), alone, None)
     assert torch.equal(alone, out[:, :, 1:7])
-
-
-def test_a_refused_prompt_says_why_and_counts_no_token() -> None:
-    class OnGpu(torch.Tensor):
-        is_cuda = True
-
-    v = naive_variant(False)
-    cache = v.new_cache(1, 64)
-    q = torch.zeros(1, 9, 4, 32).as_subclass(OnGpu)
-    new = torch.zeros(1, 9, 2, 32)
-    with pytest.raises(UnsupportedError, match=r"extend attention: attention\.dtype is float32"):
-        v.decode(q, new, new, cache)
-    assert cache.bound == 0
 
 
 def test_a_sequence_without_room_writes_into_no_other_memory() -> None:

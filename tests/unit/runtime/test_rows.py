@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import ctypes
-import gc
 import pickle
 from collections.abc import Callable
 
@@ -113,21 +112,6 @@ def test_caches_that_are_copied_together_share_their_sequences(copied: Callable[
         assert all(torch.equal(a, b) for a, b in zip(held(variant, cache, 0), source, strict=True))
 
 
-def test_a_shallow_copy_is_its_layer_also_when_the_original_is_gone(variant: Variant) -> None:
-    caches = filled(variant, [100, 7, 40])
-    before = held(variant, caches[0], 1)
-    kept = copy.copy(caches.pop(0))
-    gc.collect()
-    kept.reorder([1, 1, 1])
-    assert all(torch.equal(a, b) for a, b in zip(held(variant, kept, 0), before, strict=True))
-    assert kept.sequences.shared
-    caches.clear()
-    gc.collect()
-    other = copy.copy(kept)
-    assert not other.sequences.shared
-    assert len(list(other.sequences._distinct_layers())) == 1
-
-
 def test_a_refused_crop_that_a_row_reports_is_counted_for_its_batch() -> None:
     kernel = compiled(spec_of(cache={"rollback": 6}))
     cache = kernel.new_cache(BATCH, 256)
@@ -172,20 +156,3 @@ def test_wrong_places_are_refused(variant: Variant, paged: Variant) -> None:
     assert cache.lengths.tolist() == [100, 7, 40]
     with pytest.raises(ValueError, match="a paged cache cannot be reordered"):
         filled(paged, [1, 2, 3])[0].reorder([0, 1, 2])
-
-
-def test_layers_share_a_chunk_without_a_plan(variant: Variant) -> None:
-    caches, lengths = filled(variant, [100, 0, 40]), [100, 0, 40]
-    for tokens in (1, 2, 50):  # within the compiled query tokens, and beyond
-        q, k, v = random(BATCH, tokens, 4, 1), random(BATCH, tokens, 2, 2), random(BATCH, tokens, 2, 3)
-        alone = variant.new_cache(BATCH, 256)
-        for name in ("packed", "k_residual", "v_residual", "lengths"):
-            getattr(alone, name).copy_(getattr(caches[1], name))
-        alone.bound = caches[1].bound
-        alone.sequences.uniform = False
-        out = variant.decode(q, k, v, caches[1], advance=False)
-        assert caches[0].lengths.tolist() == lengths
-        assert torch.equal(out, variant.decode(q, k, v, alone))
-        lengths = [length + tokens for length in lengths]
-        caches[0].advance([tokens] * BATCH)
-        assert caches[0].lengths.tolist() == alone.lengths.tolist() == lengths

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import ctypes
-import gc
 from collections.abc import Callable
 
 import pytest
@@ -99,19 +97,6 @@ def test_layers_share_a_chunk_of_a_prompt_also_where_sequences_are_empty(variant
     torch.testing.assert_close(variant.unpack(caches[1])[0].float(), new.float(), atol=0.5, rtol=0)
 
 
-def test_steps_over_sequences_that_were_emptied_one_by_one_use_up_no_room(variant: Variant) -> None:
-    cache, new = variant.new_cache(BATCH, 64), random(30, 2, 1)
-    variant.prefill(cache, new, new)
-    for row in range(BATCH):
-        cache.reset([row])
-    q, k = random(1, 4, 2), random(1, 2, 3)
-    for _ in range(80):
-        variant.decode(q, k, k, cache, plan=variant.plan(cache))
-        cache.advance(1)
-    variant.prefill(cache, new, new)
-    assert cache.lengths.tolist() == [30] * BATCH
-
-
 def test_a_layer_is_made_before_there_are_tokens(variant: Variant) -> None:
     cache = prefilled(variant, [5, 6, 7])[0]
     with pytest.raises(ValueError, match="the cache in like has tokens, which a new layer would lack"):
@@ -174,18 +159,6 @@ def test_an_empty_sequence_takes_no_part_until_it_is_filled(variant: Variant) ->
     variant.decode(q, new, new, caches[0], plan=variant.plan(caches[0]))
 
 
-def test_a_cache_whose_other_layers_are_gone_advances_by_itself(variant: Variant) -> None:
-    caches, new = prefilled(variant, [5, 6, 7]), random(1, 2, 1)
-    alone = copy.deepcopy(caches[1])
-    variant.decode(random(1, 4, 0), new, new, alone)
-    assert alone.lengths.tolist() == [6, 7, 8]
-    last = caches.pop()
-    caches.clear()
-    gc.collect()
-    variant.decode(random(1, 4, 0), new, new, last)
-    assert last.lengths.tolist() == [6, 7, 8]
-
-
 def test_a_step_without_room_changes_nothing(variant: Variant) -> None:
     caches = prefilled(variant, [64, 6, 7], max_len=64)
     before = [cache.packed.clone() for cache in caches], [cache.k_residual.clone() for cache in caches]
@@ -233,18 +206,6 @@ def test_a_reset_of_some_sequences_keeps_what_may_be_of_others(variant: Variant,
         variant.attend(random(1, 4, 0), cache)
 
 
-@pytest.mark.parametrize("forget", [lambda cache: cache.clear(), lambda cache: cache.reset(range(BATCH))], ids=["clear", "reset"])
-def test_a_captured_clear_leaves_the_host_with_the_most_tokens(
-    variant: Variant, forget: Callable[[KVCache], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A capture changes no lengths; the host does not know whether the graph was replayed."""
-    cache = prefilled(variant, [9, 9, 9])[0]
-    monkeypatch.setattr(Sequences, "capturing", True)
-    forget(cache)
-    monkeypatch.undo()
-    assert cache.sequences.longest == cache.max_len
-
-
 def captured(monkeypatch: pytest.MonkeyPatch, call: Callable[[], object]) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(Sequences, "capturing", True)
@@ -259,20 +220,6 @@ def test_a_captured_reset_leaves_lengths_unknown_for_good(variant: Variant, monk
     cache.clear()
     assert not cache.sequences.uniform
     assert cache.bound == cache.max_len
-
-
-def test_a_layer_of_another_layout_is_refused_though_its_workspace_is_there(variant: Variant) -> None:
-    """Layers of several formats share sequences, and so workspaces; K4V2 and K2V4, for one, have blocks of as many bytes."""
-    cache = prefilled(variant, [300, 5, 77])[1]
-    q, k, v = random(1, 4, 0), random(1, 2, 1), random(1, 2, 2)
-    plan = variant.plan(cache)
-    cache.layout_id = "another"
-    for call in (
-        lambda: variant.attend(q, cache), lambda: variant.decode(q, k, v, cache, plan=plan), lambda: variant.plan(cache),
-        lambda: variant.prefill(cache, k, v, advance=False), lambda: variant.unpack(cache),
-    ):  # fmt: skip
-        with pytest.raises(CacheMismatch, match="layout another"):
-            call()
 
 
 # --- tokens that are taken back --------------------------------------------------------------------------------------
@@ -336,21 +283,6 @@ def test_crops_without_new_tokens_between_them_count_together(croppable: Variant
     assert cache.lengths.tolist() == [34, 44, 54]
 
 
-def test_after_a_crop_that_the_device_refused_the_host_counts_no_sequence_too_short(croppable: Variant) -> None:
-    """It has counted tokens as taken back that some sequences still have."""
-    cache = prefilled(croppable, [60, 60, 60])[0]
-    sequences = cache.sequences
-    sequences.appended(55)  # as of a crop of 5, which a GPU refuses later
-    ctypes.c_int32.from_address(sequences.cropped.address).value = 1
-    with pytest.raises(CacheMismatch):
-        croppable.attend(random(1, 4, 0), cache)
-    assert cache.bound >= 60
-    assert not sequences.uniform
-    assert sequences.after(cache.max_len - 60) == cache.max_len
-    with pytest.raises(CacheMismatch, match="the cache holds"):
-        sequences.after(cache.max_len - 59)
-
-
 def test_a_cache_without_rollback_refuses_crops_and_layers_with_one(variant: Variant, croppable: Variant) -> None:
     cache = prefilled(variant, [40, 50, 60])[0]
     with pytest.raises(ValueError, match=r"cannot be cropped: its spec has no cache.rollback"):
@@ -392,13 +324,3 @@ def test_a_reset_takes_numbers_of_sequences_alone(variant: Variant, rows: object
     assert cache.lengths.tolist() == [9, 8, 7]
     cache.reset(torch.tensor([2, 0], dtype=torch.int32))
     assert cache.lengths.tolist() == [0, 8, 0]
-
-
-def test_torchs_default_device_does_not_matter(variant: Variant) -> None:
-    k, v = random(9, 2, 0), random(9, 2, 1)
-    with torch.device("meta"):
-        cache = variant.new_cache(BATCH, 64, device="cpu")
-        variant.prefill(cache, k, v, [9, 8, 7])
-        cache.reset([1])
-        cache.reorder([2, 0, 0])
-    assert cache.lengths.tolist() == [7, 9, 9]

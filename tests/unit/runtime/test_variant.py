@@ -3,7 +3,6 @@ from __future__ import annotations
 import copy
 import math
 import pickle
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from kvgen.format.layout import packed_layout
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.module import Module, load
 from kvgen.runtime.variant import Variant
-from kvgen.spec import CacheSpec
 from tests.support.cpu import spec_of
 from tests.support.cpu import variant as compiled
 from tests.support.naive import BLOCK, naive_artifact, naive_layout, naive_spec
@@ -58,18 +56,6 @@ def test_prefill_then_decode_equals_attention_over_all_tokens(variant: Variant) 
     torch.testing.assert_close(variant.unpack(cache), (k, v))
 
 
-def test_ragged_prefill_counts_its_longest_sequence(variant: Variant) -> None:
-    cache = variant.new_cache(2, 64)
-    variant.prefill(cache, tokens(40), tokens(40), [3, 33])
-    assert cache.bound == 33
-    assert cache.lengths.tolist() == [3, 33]
-    with pytest.raises(ValueError, match=r"lengths must lie in 0\.\.40, the tokens of k, not in 3\.\.41"):
-        variant.prefill(cache, tokens(40), tokens(40), [3, 41])
-    with pytest.raises(ValueError, match=r"lengths must have shape \[2\]"):
-        variant.prefill(cache, tokens(40), tokens(40), [3])
-    assert cache.bound == 33
-
-
 def test_a_cache_refuses_what_it_could_not_hold(variant: Variant) -> None:
     cache, q, new = filled(variant, 128), tokens(1, heads=4), tokens(1)
     with pytest.raises(CacheMismatch, match=r"^the cache holds max_len=128 tokens per sequence, and 129 could be needed after 1 more: "):
@@ -80,16 +66,6 @@ def test_a_cache_refuses_what_it_could_not_hold(variant: Variant) -> None:
     cache.clear()
     assert variant.decode(q, new, new, cache).shape == q.shape
     assert cache.lengths.tolist() == [1, 1]
-
-
-def test_caches_whose_unquantized_tokens_lie_elsewhere_are_refused(module: Module) -> None:
-    spec = spec_of()
-    some, *others = (replace(spec, cache=CacheSpec(**cache)) for cache in ({"sink": 32}, {"local": 32}, {"local": 17}, {"rollback": 31}))
-    layout = packed_layout(spec, 32, "simd")
-    cache = Variant(some, layout, module).new_cache(1, 256)
-    for other in (spec, *others):
-        with pytest.raises(CacheMismatch, match="and this kernel reads"):
-            Variant(other, layout, module).attend(torch.zeros(1, 1, 4, 64).half(), cache)
 
 
 def test_caches_of_another_layout_are_refused(variant: Variant, module: Module) -> None:
@@ -253,7 +229,6 @@ def test_copies_of_a_cache(variant: Variant) -> None:
 
 
 def test_learned_sinks_are_given_exactly_where_the_spec_has_them(variant: Variant) -> None:
-    from tests.support.cpu import spec_of
 
     with_sinks = compiled(spec_of(sinks=True))
     for v, given, error, match in (
@@ -268,31 +243,6 @@ def test_learned_sinks_are_given_exactly_where_the_spec_has_them(variant: Varian
         q = torch.zeros(1, 1, a.q_heads, a.head_dim, dtype=v.dtype)
         with pytest.raises(error, match=match):
             v.attend(q, v.new_cache(1, 64), sinks=given)  # type: ignore[arg-type]
-
-
-def test_memory_that_torch_refuses_is_told_like_any(variant: Variant, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(MemoryError, match=r"^a cache of 2147483647 x 2147483647 tokens needs \d+\.\d GB, and the system refuses them$"):
-        variant.new_cache(2**31 - 1, 2**31 - 1)
-    with monkeypatch.context() as patch:
-        patch.setattr(variant._distinct[0].module, "workspace_bytes", lambda *_: 1 << 50)
-        with pytest.raises(MemoryError, match=r"^a workspace for 1 x 64 tokens needs 1125899\.9 GB, and the system refuses them$"):
-            variant.new_cache(1, 64)
-
-    def refuse(*_: object, **__: object) -> torch.Tensor:
-        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
-
-    needed = variant.new_cache(1 << 14, 1).nbytes / 1e9  # about half of it residuals
-    monkeypatch.setattr(torch, "empty", refuse)
-    with pytest.raises(MemoryError, match=f"^a cache of 16384 x 1 tokens needs {needed:.1f} GB, and the system refuses them$"):
-        variant.new_cache(1 << 14, 1)
-
-
-def test_inputs_may_require_gradients_and_results_have_none(variant: Variant) -> None:
-    cache = filled(variant, 40)
-    q, new = tokens(1, heads=4).requires_grad_(), tokens(1).requires_grad_()
-    variant.prefill(cache, new, new)
-    results = variant.decode(q, new, new, cache, lse=True)
-    assert not any(x.requires_grad for x in results)
 
 
 def test_a_decode_without_room_changes_nothing(variant: Variant) -> None:

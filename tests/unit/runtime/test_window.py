@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kvgen.errors import CacheMismatch
 from kvgen.format.window import first_held, window_places
 from kvgen.runtime import extend
 from kvgen.runtime.variant import Variant
@@ -79,17 +78,6 @@ def test_more_queries_than_the_cache_keeps_tokens_for_are_refused() -> None:
 def _bare(v: Variant, cache, q_len: int) -> tuple[object, ...]:
     q = normal(2, q_len, 4, 64, v.dtype)
     return q, *cache.tensors, torch.empty_like(q), None, None, torch.zeros(1 << 20, dtype=torch.uint8), None, 0.1, 300
-
-
-def test_layers_with_a_window_and_without_share_lengths_and_not_caches() -> None:
-    local, full = variant(SPEC, BLOCK_32), variant(spec_of(q_len=3), BLOCK_32)
-    whole = full.new_cache(2, 2000)
-    few = local.new_cache(like=whole)
-    assert (whole.packed.shape[2], few.packed.shape[2]) == (63, PLACES)
-    assert few.lengths is whole.lengths
-    for kernel, cache in ((full, few), (local, whole)):
-        with pytest.raises(CacheMismatch, match="layout"):
-            kernel.unpack(cache)
 
 
 @pytest.mark.parametrize(("window", "q_len", "rollback"), [(1, 1, 0), (70, 3, 0), (128, 1, 0), (100, 8, 9), (4096, 1, 40)])
