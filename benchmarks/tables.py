@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from kvgen.pages.numbers import fraction
+from kvgen.results.numbers import fraction
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"

@@ -7,9 +7,8 @@ from importlib.util import find_spec
 from kvgen.errors import ToolchainMissing
 
 EXTRAS = {
-    "build": ("optuna", "tilelang"),
+    "build": ("matplotlib", "optuna", "tilelang"),
     "onnxruntime": ("onnxruntime", "onnx"),
-    "picture": ("matplotlib",),
     "postgresql": ("psycopg",),
     "pytest": ("pytest",),
     "transformers": ("transformers",),

@@ -11,7 +11,7 @@ import typer
 
 from kvgen.cli.app import Told, error_json
 from kvgen.errors import printable
-from kvgen.pages.numbers import microseconds as microseconds  # tables of commands and pages write a time alike
+from kvgen.results.numbers import microseconds as microseconds  # tables of commands and pages write a time alike
 
 if TYPE_CHECKING:
     from kvgen.registry.entry import Entry

@@ -13,7 +13,6 @@ from kvgen import arch as archs
 from kvgen.cli.app import app
 from kvgen.cli.options import Json, Keys, require_good, require_keys, resolve_spec
 from kvgen.cli.output import print_json
-from kvgen.pages.page import REPORT
 
 if TYPE_CHECKING:
     from kvgen.registry.transfer import ArchiveContents
@@ -28,27 +27,24 @@ class Format(str, Enum):
 
 @app.command()
 def report(
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The page to write.")] = Path(REPORT),
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The page to write.")] = Path("kvgen-report.html"),
     keys: Keys = None,
     bench: Annotated[list[Path] | None, typer.Option("--bench", metavar="FILE", help="Rows of `kvgen bench --csv`, to show.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Write an HTML page about registered entries: times beside the read roofline, heat maps over batch and length, searches, failures."""
+    """Write an HTML page about registered entries: times beside the read roofline, searches, failures."""
     from kvgen.extras import require
 
-    require("kvgen report", "optuna")
-    from dataclasses import asdict
+    require("kvgen report", "optuna", "matplotlib")
+    import json
 
-    from kvgen.bench.results import read_results
+    from kvgen import results
     from kvgen.errors import host_errors
     from kvgen.files import write_whole
     from kvgen.registry import stores
-    from kvgen.report.page import render
-    from kvgen.report.studies import study_views
-    from kvgen.toolchain import ArtifactCache
+    from kvgen.results.page import render
 
-    results = [result for file in bench or () for result in read_results(file)]
-    cache = ArtifactCache()
+    tables = [results.measurements(file) for file in bench or ()]
     every = [one for store in reversed(stores()) for one in store.all()]
     require_keys(keys or [], [one.key for one in every])
     for key in keys or []:
@@ -57,12 +53,15 @@ def report(
     for one in chosen:
         if one.entry is None:
             typer.echo(f"left out: {one.label}: {one.problem}", err=True)
-    entries = list({one.key: one.entry for one in chosen if one.entry is not None}.values())
+    entries = {one.key: one.entry for one in chosen if one.entry is not None}
     if as_json:
-        print_json([{"key": e.key, "spec": e.spec.name, "studies": [asdict(view) for view in study_views(e, cache)]} for e in entries])
+        print_json([
+            {"key": key, "spec": entry.spec.name, "trials": json.loads(results.trials(key).to_json(orient="records"))}
+            for key, entry in entries.items()
+        ])  # fmt: skip
         return
     with host_errors("write the page", output):
-        write_whole(output, render(entries, cache, results))
+        write_whole(output, render(chosen, results.joined(tables)))
     typer.echo(f"wrote {output} (entries: {len(entries)})")
 
 

@@ -142,4 +142,4 @@ def test_the_report_is_one_page_with_the_entry_in_it(machine: Machine, built: di
     assert "3 candidates" in text
     assert "http" not in text.replace("http-equiv", "")
     (view,) = machine.json("report", "--key", built["key"])
-    assert view["studies"][0]["trials"] == 3
+    assert len(view["trials"]) == 3

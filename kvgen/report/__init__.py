@@ -1,1 +1,0 @@
-"""`kvgen report`: a page about registered entries, how fast they are where, and how they were found."""

@@ -1,0 +1,197 @@
+"""pandas frames of what is registered and was measured, for notebooks, `kvgen report` and pictures. Times are in µs per call.
+
+import kvgen.results as results
+
+entries = results.entries()
+trials = results.trials(entries.key[0])
+rows = results.measurements("rows.csv")
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from kvgen.registry.store import Found
+    from kvgen.toolchain import ArtifactCache
+
+PAUSE_S = 600.0
+"""Trials that ended farther apart belong to two builds, and the time between them to neither."""
+FEWEST_TRIALS = 8
+"""Least number of successful trials of a study for which importances are computed."""
+MOST_BYTES = 1 << 24
+COLUMNS = ("provider", "backend", "spec", "batch", "kv_len", "q_len", "us", "read_us", "load", "device", "date")
+LIBRARIES = {"torch": "torch", "flashinfer": "FlashInfer", "onnxruntime": "ONNX Runtime"}
+SHORT = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
+
+
+def entries(found: list[Found] | None = None) -> pd.DataFrame:
+    """Launches of registered entries (of `found`, by default of all registries), a row for each workload that one was tuned for.
+
+    Columns: key, registry, spec, backend, arch, device, date, workload, launch (its parameters); us, default_us (the default schedule
+    in the same run), read_us (the read roofline; of an operation on a matrix a copy), read_fraction (read_us / us), rival and rival_us
+    (the best launch of another back end), watts, clock_mhz. What was not measured is NaN. Damaged entries are left out.
+    """
+    import pandas as pd
+
+    from kvgen.registry import stores
+
+    rows: list[dict[str, Any]] = []
+    for one in [one for store in stores() for one in store.all()] if found is None else found:
+        if (entry := one.entry) is None:
+            continue
+        about = {"key": entry.key, "registry": one.store, "spec": entry.spec.name, "arch": entry.arch}
+        about |= {"device": str(entry.device.get("name", "")), "date": str(entry.provenance.get("date", ""))[:10]}
+        for launch in entry.launches:
+            timing, rival = entry.timing(launch.workload), entry.rival(launch.workload)
+            row = {**about, "backend": launch.backend, "workload": launch.workload.key, "launch": str(launch.params)}
+            if timing is not None:
+                row |= {"us": timing.us, "default_us": timing.default_us, "read_us": timing.read_us, "read_fraction": timing.read_fraction}
+                row |= {"watts": timing.watts, "clock_mhz": timing.clock_mhz}
+                row |= {"rival": rival[0], "rival_us": rival[1] * timing.us} if rival else {}
+            rows.append(row)
+    numbers = ["us", "default_us", "read_us", "read_fraction", "rival_us", "watts", "clock_mhz"]
+    words = ["key", "registry", "spec", "backend", "arch", "device", "date", "workload", "launch"]
+    frame = pd.DataFrame(rows, columns=[*words, *numbers[:4], "rival", *numbers[4:]])
+    return frame.astype(dict.fromkeys(numbers, float))
+
+
+def trials(key: str, cache: ArtifactCache | None = None) -> pd.DataFrame:
+    """The trials of the searches that led to an entry, in the order of time; empty if their journal is not in this machine's cache.
+
+    Columns: backend, workload, seconds (of the search, when the trial ended, without the pauses between builds), kind (`ok`, or how it
+    failed), us (NaN of a failure), read_us, detail, candidate, module (sha256); then the parameters, as `layout.block` and
+    `launch.splits`. Of several studies of one back end and workload, which differ in what was compiled, it is the latest.
+    """
+    import pandas as pd
+
+    from kvgen.tune.storage import flatten
+
+    rows: list[dict[str, Any]] = []
+    for _, measured in _studies(key, cache):
+        for ended, one in measured:
+            candidate = one.candidate
+            rows.append({
+                "backend": candidate.backend, "workload": candidate.workload.key, "seconds": ended.timestamp(), "kind": one.kind,
+                "us": one.us if one.ok else None, "read_us": one.read_us, "detail": one.detail.strip(), "candidate": str(candidate),
+                "module": one.module, **flatten(candidate.schedule),
+            })  # fmt: skip
+    columns = ["backend", "workload", "seconds", "kind", "us", "read_us", "detail", "candidate", "module"]
+    frame = pd.DataFrame(rows, columns=None if rows else columns).sort_values("seconds", ignore_index=True)
+    if rows:
+        gaps = frame.seconds.diff().fillna(0.0)
+        frame["seconds"] = gaps.where(gaps <= PAUSE_S, 0.0).cumsum()
+    return frame.astype({"us": float, "read_us": float})
+
+
+def importances(key: str, cache: ArtifactCache | None = None) -> pd.DataFrame:
+    """Share of the variance of times that each parameter explains (Optuna's PED-ANOVA), of the studies with 8 successes or more.
+
+    Columns: backend, workload, parameter, share; of each study the largest share first.
+    """
+    import optuna
+    import pandas as pd
+
+    rows = []
+    for study, measured in _studies(key, cache):
+        if sum(one.timed for _, one in measured) >= FEWEST_TRIALS:
+            found = optuna.importance.get_param_importances(study, evaluator=optuna.importance.PedAnovaImportanceEvaluator())
+            first = measured[0][1].candidate
+            rows += [(first.backend, first.workload.key, name, share) for name, share in found.items() if share > 0]
+    return pd.DataFrame(rows, columns=["backend", "workload", "parameter", "share"])
+
+
+def failures(trials: pd.DataFrame) -> pd.DataFrame:
+    """Failed trials that differ in numbers alone, together, the most frequent first: backend, kind, count, example, detail."""
+    failed = trials[trials.kind != "ok"]
+    alike = failed.detail.str.replace(r"[\d.]+(?:e[-+]\d+)?|0x[\da-f]+", "0", regex=True).rename("alike")
+    groups = failed.groupby(["backend", "kind", alike], sort=False)
+    frame = groups.agg(count=("detail", "size"), example=("candidate", "first"), detail=("detail", "first"))
+    return frame.sort_values("count", ascending=False, kind="stable").reset_index().drop(columns="alike")
+
+
+def measurements(file: str | Path) -> pd.DataFrame:
+    """The rows of `kvgen bench --csv`, with its columns and `workload`, the key.
+
+    Raises KvgenError where the file cannot be read or is no such table.
+    """
+    import pandas as pd
+
+    from kvgen.errors import KvgenError
+    from kvgen.files import read_plain
+
+    try:
+        text = io.BytesIO(read_plain(Path(file).resolve(), MOST_BYTES))
+        frame = pd.read_csv(text, keep_default_na=False, na_values={"watts": "", "clock_mhz": ""})
+        if absent := [name for name in COLUMNS if name not in frame]:
+            raise ValueError(f"it has no column {absent[0]}")
+        frame["workload"] = [_workload(number, row) for number, row in enumerate(frame.itertuples(), 1)]
+    except OSError as error:
+        raise KvgenError(f"cannot read {file}: {error.strerror}") from error
+    except ValueError as error:
+        what = "it is not text" if isinstance(error, UnicodeDecodeError) else f"{error}".strip().splitlines()[0][:120]
+        raise KvgenError(f"{file} is no table that `kvgen bench --csv` wrote: {what}") from error
+    return frame.astype({"us": float, "read_us": float})
+
+
+def _workload(number: int, row: Any) -> str:
+    """The key of a row's workload. Raises ValueError where no measurement gives such a row."""
+    from kvgen.spec.workloads import parse
+
+    try:
+        if not all(0 < float(us) < float("inf") for us in (row.us, row.read_us)):
+            raise ValueError(f"a time must be above 0, not {row.us} and {row.read_us} µs")
+        return parse(f"{row.batch}x{row.kv_len}q{row.q_len}").key
+    except ValueError as error:
+        raise ValueError(f"row {number}: {error}") from error
+
+
+def joined(tables: list[pd.DataFrame]) -> pd.DataFrame | None:
+    """Several `measurements` as one; None of none."""
+    import pandas as pd
+
+    return pd.concat(tables, ignore_index=True) if tables else None
+
+
+def fastest_peers(rows: pd.DataFrame, dtype: str) -> pd.DataFrame:
+    """Of every library the fastest over an unquantized cache, and over each quantized one; the slowest first.
+
+    Of `measurements` of one spec, whose type is `dtype`, at one workload. Adds the column `label`, as `torch bf16`.
+    """
+    others = rows[rows.provider != "kvgen"].sort_values("us")
+    held = others.backend.map(lambda backend: found[0] if (found := re.search(r"(fp|bf|int)\d+", backend)) else "")
+    names = others.provider.map(lambda name: LIBRARIES.get(name, name))
+    others = others.assign(label=names + " " + held.where(held != "", SHORT.get(dtype, dtype)))
+    quantized = held.where(held.str.fullmatch(r"(int|fp)[248]"), "")
+    return others[~others.assign(held=quantized).duplicated(["provider", "held"])].iloc[::-1]
+
+
+def _studies(key: str, cache: ArtifactCache | None) -> list[tuple[Any, list[tuple[Any, Any]]]]:
+    """(Optuna study, [(when it ended, measurement)]) of a key's journal, the latest of each back end and workload."""
+    import optuna
+
+    from kvgen.measure.measurement import Measurement
+    from kvgen.toolchain import ArtifactCache
+    from kvgen.tune.storage import RECORD, open_journal
+
+    journal = (cache or ArtifactCache()).root / "studies" / f"{key}.journal"
+    if not journal.exists():
+        return []
+    storage, latest = open_journal(journal), {}
+    for name in optuna.get_all_study_names(storage):
+        study = optuna.load_study(study_name=name, storage=storage)
+        finished = [trial for trial in study.get_trials(deepcopy=False) if RECORD in trial.user_attrs]
+        finished.sort(key=lambda trial: trial.datetime_complete)
+        try:
+            measured = [(trial.datetime_complete, Measurement.from_json(trial.user_attrs[RECORD])) for trial in finished]
+            place = [(one.candidate.backend, one.candidate.workload.key) for _, one in measured]
+        except (ValueError, AssertionError):  # another version of kvgen wrote them
+            continue
+        if measured and (place[0] not in latest or latest[place[0]][1][-1][0] < measured[-1][0]):
+            latest[place[0]] = study, measured
+    return list(latest.values())
