@@ -24,6 +24,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from kvgen.digest import digest
+from kvgen.format.codecs import Codec, codec
 from kvgen.spec import KernelSpec, KeySpec, QuantSpec
 
 LAYOUT_VERSION = 2
@@ -60,13 +61,23 @@ class Operand:
     boost: Boost | None = None
 
     @property
+    def codec(self) -> Codec:
+        """How its elements are stored."""
+        return codec(self.bits, self.width, self.zero)
+
+    @property
     def quantized(self) -> bool:
-        return self.bits != 16
+        return self.codec.quantized
 
     @property
     def per_channel(self) -> bool:
         """Whether a group of tokens has params per channel, at the head of the block."""
         return self.quantized and self.axis == "channel"
+
+    @property
+    def per_token(self) -> bool:
+        """Whether a group of channels has params per token, at the end of the sub-tile's codes."""
+        return self.quantized and self.axis == "token"
 
     @property
     def params(self) -> int:
@@ -117,12 +128,20 @@ class PackedLayout:
 
     def codes_bytes(self, which: Which) -> int:
         """Codes of one sub-tile."""
-        return self.subtile * self._code_channels(which) * self.operand(which).width // 8
+        return self.subtile * self.code_channels(which) * self.operand(which).width // 8
 
-    def _code_channels(self, which: Which) -> int:
-        """Channels that codes have room for: in fragment order words of a 2-bit V hold 32."""
+    def code_channels(self, which: Which) -> int:
+        """Channels that codes have room for: in fragment order V has whole row tiles."""
         op = self.operand(which)
-        return _align(self.head_dim, 32) if self.order == "mma" and op.bits == 2 and not op.rows_are_tokens else self.head_dim
+        return _align(self.head_dim, op.codec.row_tile) if self.order == "mma" and not op.rows_are_tokens else self.head_dim
+
+    def full_runs(self, which: Which) -> int:
+        """Runs of 32 channels, in which lane t of a quad has 8 neighbouring channels; runs of 16, in which it has 4, follow.
+
+        The last 16 channels of an odd multiple of 16 are such a run. Where groups of channels are no multiple of 32, all runs are, so that
+        a k-step (of K) or a row tile (of V) has channels of one group.
+        """
+        return full_runs(self.operand(which), self.head_dim)
 
     def channel_params_bytes(self, which: Which) -> int:
         """Params section at the head of the block (axis channel)."""
@@ -134,7 +153,7 @@ class PackedLayout:
     def token_params_bytes(self, which: Which) -> int:
         """Params section of one sub-tile (axis token)."""
         op = self.operand(which)
-        if op.axis != "token" or not op.quantized:
+        if not op.per_token:
             return 0
         return _align(self.subtile * (self.head_dim // op.group) * op.params * self.param_bytes, SECTION_ALIGN)
 
@@ -246,9 +265,14 @@ def layout_problem(layout: PackedLayout) -> str | None:
                 return "fragment order holds 16-bit and narrower elements only"
             if op.boosted % BOOST_RUN:
                 return f"fragment order holds {BOOST_RUN} boosted channels together, and {op.boosted} are no multiple"
-            if op.rows_are_tokens and op.bits == 2 and layout.subtile % 32:
-                return "fragment order of a 2-bit K needs residual blocks of 32 tokens or more"
+            if op.rows_are_tokens and layout.subtile % op.codec.row_tile:
+                return f"fragment order of {op.codec.label} K needs residual blocks of {op.codec.row_tile} tokens or more"
     return None
+
+
+def full_runs(op: Operand, head_dim: int) -> int:
+    """`PackedLayout.full_runs` of an operand of `head_dim` channels."""
+    return 0 if op.per_token and op.group % 32 and op.group < head_dim else head_dim // 32
 
 
 def vector_words(words: int) -> int:

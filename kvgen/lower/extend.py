@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kvgen.lower.modifier import modifier_of
+
 if TYPE_CHECKING:
     from kvgen.spec import KernelSpec
 
@@ -15,4 +17,7 @@ def extend_refusal(spec: KernelSpec, *, gpu: bool) -> str | None:
     """
     if gpu and spec.attention.dtype == "float32":
         return "attention.dtype is float32, and torch's flash attention takes 16 bits"
+    modifier = modifier_of(spec.attention)
+    if gpu and not modifier.extends:
+        return f"torch's attention kernels do not modify scores by {modifier.header}"
     return None

@@ -13,13 +13,14 @@ import jinja2
 from kvgen._resources import templates
 from kvgen.errors import KvgenError
 
-_STATEMENT = re.compile(r"^\s*\{%.*%\}\s*$")
+_STATEMENT = re.compile(r"^\s*(\{%.*%\}|\{\{.*\}\})\s*$")
+"""A line that renders to any number of lines: a statement, or a text of the context alone."""
 _LINE = re.compile(r'^#line (\d+) "')
 _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 
 
 class _LineDirectives(jinja2.BaseLoader):
-    """Puts `#line` before the first line and after every line of statements, so that compilers name the template's line."""
+    """Puts `#line` before the first line and after lines that render to any number of lines, so that compilers name the template's line."""
 
     def __init__(self, root: Path) -> None:
         self.files = jinja2.FileSystemLoader(root)

@@ -7,18 +7,19 @@ from typing import Any
 from kvgen._machine import vector_bits, vector_registers
 from kvgen._resources import templates
 from kvgen.arch import Target
+from kvgen.format.codecs import codec_of
+from kvgen.format.constants import constants_of
 from kvgen.format.layout import BOOST_CHANNELS
 from kvgen.format.sizes import block_multiple, usual_block
-from kvgen.format.window import window_places
 from kvgen.lower import flags
 from kvgen.lower.backend import FUNCTIONS, Lowering, Source
+from kvgen.lower.modifier import modifier_of
 from kvgen.lower.schedule import Params, Schedule, layout_of
 from kvgen.lower.space import SearchSpace, spec_facts
 from kvgen.spec import KernelSpec, KeySpec, QuantSpec
 from kvgen.spec.dispatch import Tiling
 
 TEMPLATE = "cpu/module.cpp.jinja"
-ELEMENTS = {"float16": "kvgen::Half", "bfloat16": "kvgen::Bfloat", "float32": "float"}
 READ_BYTES_PER_US = 10_000
 """Nominal rate of a CPU's memory: only ratios of modelled times count."""
 MOST_TOKENS = 2048
@@ -96,20 +97,13 @@ class CpuBackend(Lowering[KernelSpec]):
         attention, layout = spec.attention, layout_of(spec, schedule.layout)
         return {
             "format": f"{attention.dtype}, {_in_words('K', spec.key)}, {_in_words('V', spec.value)}",
-            "element": ELEMENTS[attention.dtype],
-            "param": "float" if attention.dtype == "float32" else "kvgen::Half",
+            "constants": constants_of(spec, layout),
             "dtype": "k" + attention.dtype.capitalize(),
             "q_heads": attention.q_heads,
             "kv_heads": attention.kv_heads,
-            "head_dim": attention.head_dim,
-            "softcap": float(attention.softcap),
+            "modifier": modifier_of(attention),
             "window": attention.window or 0,
             "sinks": attention.sinks,
-            "q_len": attention.q_len,
-            "cache": spec.cache,
-            "layout": layout,
-            "page_blocks": (spec.cache.page or 0) // layout.tokens,
-            "window_places": window_places(spec, layout.tokens),
             "launch": dict(schedule.launch),
             "workers": WORKERS,
             "expanded": max(layout.subtile, EXPANDED_FLOATS // attention.head_dim // 32 * 32),
@@ -131,4 +125,4 @@ def _in_words(name: str, quant: QuantSpec) -> str:
     if not quant.quantized:
         return f"{name} not quantized"
     boost = f", {quant.boost.fraction:g} of the channels in 4 bits" if isinstance(quant, KeySpec) and quant.boost.fraction else ""
-    return f"{name} int{quant.bits} per {quant.axis} in groups of {quant.group}{'' if quant.zero else ', symmetric'}{boost}"
+    return f"{name} {codec_of(quant).label} per {quant.axis} in groups of {quant.group}{'' if quant.zero else ', symmetric'}{boost}"

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cache, lru_cache
 
 from kvgen.arch import GPUS, KB, Target
+from kvgen.format.codecs import codec_of
 from kvgen.format.layout import packed_layout
 from kvgen.lower.backend import Lowering, Source
 from kvgen.lower.cuda.render import source
@@ -33,8 +34,6 @@ IN_FLIGHT = 128
 """Tokens in flight per warp that suit warps which share a multiprocessor or a cluster."""
 SHORT_TILES: dict[str, Value] = {"kv_tile": 32, "tiles_in_flight": 2}
 """KV tiles that suit a CTA of few tokens, since more of its warps have work."""
-COARSE_BITS = 4
-"""Bits of K and V together at which short KV tiles cost more instructions than they save."""
 
 
 class CudaBackend(Lowering[KernelSpec]):
@@ -86,12 +85,13 @@ def _space(spec: KernelSpec, target: Target) -> SearchSpace:
         launch = Params(warps=warps, kv_tile=kv_tile, tiles_in_flight=tiles_in_flight, copy=copy, reduction=reduction)
         return shared_memory(spec, layout, launch)
 
-    few_rows = key.per_channel and key.bits <= 4 and key.group % 64 == 0 and not key.boost.fraction and rows_of_cta(spec) <= 4
+    few_rows = key.per_channel and key.group % 64 == 0 and not key.boost.fraction and rows_of_cta(spec) <= 4
     facts: dict[str, Fact] = {
         **gpu_facts(spec, target),
         "boosted": key.boost.fraction > 0,
         "cta_rows": rows_of_cta(spec),
-        "integer_keys": few_rows,  # K's codes meet the query as integers without `exact_q`, in KV tiles of more than 32 tokens (traits.cuh)
+        # K's codes meet the query as integers without `exact_q`, in KV tiles of more than 32 tokens (traits.cuh)
+        "integer_keys": few_rows and codec_of(key).byte_operands,
         "coarse_values": coarse_values(spec),
         "runs": runs(spec),
         "resident": lambda reduction: GPUS[target].resident(cluster_size(reduction)),
@@ -129,16 +129,16 @@ def further_launches(spec: KernelSpec) -> Iterator[list[Params]]:
     """For one very short or very long sequence (clusters of 8), for few heads (clusters of 2) and for many (two CTAs on a
     multiprocessor), the launches that suit them, the best first.
     """
-    few_bits = spec.key.bits + spec.value.bits <= COARSE_BITS
+    coarse = codec_of(spec.key).coarse and codec_of(spec.value).coarse
     yield _changed(spec, {"reduction": "cluster8", **SHORT_TILES})
     yield _changed(spec, {"reduction": "cluster2", **SHORT_TILES})
     warps = 6 if spec.key.boost.fraction > 0 else 4
-    yield _changed(spec, {"ctas_per_sm": 2, "warps": warps, **({} if few_bits else SHORT_TILES)})
+    yield _changed(spec, {"ctas_per_sm": 2, "warps": warps, **({} if coarse else SHORT_TILES)})
 
 
 def coarse_values(spec: KernelSpec) -> bool:
     """Whether V has 2 bits per token: the error of its codes is hundreds of times as large as what `exact_q` leaves out."""
-    return spec.value.bits == 2 and not spec.value.per_channel
+    return codec_of(spec.value).coarse and not spec.value.per_channel
 
 
 def _shapes(spec: KernelSpec) -> Iterator[Params]:
@@ -156,10 +156,10 @@ def _shapes(spec: KernelSpec) -> Iterator[Params]:
 def _changed(spec: KernelSpec, changes: dict[str, Value]) -> list[Params]:
     """Plain launches with other values in some parameters, the best first.
 
-    Rounding errors are left out (`exact_q`) where the error of the codes hides them: that of the query over a K of at most 4 bits where it
+    Rounding errors are left out (`exact_q`) where the error of the codes hides them: that of the query over a K of 4 bits or 2 where it
     would cost a tenth and more, and those of query and weights over coarse values.
     """
-    hidden = coarse_values(spec) or (spec.key.bits <= 4 and q_tiles(spec) > 1)
+    hidden = coarse_values(spec) or (codec_of(spec.key).byte_operands and q_tiles(spec) > 1)
     shapes = sorted(
         _shapes(spec), key=lambda one: (-one.integer("warps"), one.integer("kv_tile") * one.integer("tiles_in_flight") != IN_FLIGHT)
     )
@@ -190,7 +190,7 @@ REFUSALS: tuple[Refusal, ...] = (
     *GPU_REFUSALS,
     Refusal(
         "a 2-bit K in pages that are no multiple of 32 tokens",
-        lambda s: _small_pages(s) and s.key.bits == 2,
+        lambda s: _small_pages(s) and codec_of(s.key).row_tile == WHOLE_PAGE,
         f"cache.page ({{c.page}}) is no multiple of {WHOLE_PAGE} tokens, whose codes share words in a 2-bit K",
     ),
     Refusal(

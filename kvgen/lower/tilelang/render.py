@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kvgen._resources import templates
 from kvgen.arch import Target
-from kvgen.format.layout import Operand
+from kvgen.format.constants import constants
 from kvgen.lower import flags
 from kvgen.lower.backend import FUNCTIONS, Source
 from kvgen.lower.gpu import pack_memory
@@ -16,13 +16,6 @@ from kvgen.lower.template import reached_headers, render
 from kvgen.lower.tilelang.isolate import Lowered, Program
 from kvgen.lower.tilelang.support import tilelang_version
 from kvgen.lower.tilelang.traits import Traits
-
-ELEMENTS = {"float16": "__half", "bfloat16": "__nv_bfloat16"}
-
-
-def quant(operand: Operand) -> str:
-    """The C++ type of K's or V's format."""
-    return f"kvgen::Quant<{operand.bits}, kvgen::Axis::{operand.axis}, {operand.group}, {'true' if operand.zero else 'false'}>"
 
 
 def arguments(program: Program) -> str:
@@ -33,21 +26,16 @@ def arguments(program: Program) -> str:
 
 def source(traits: Traits, programs: Lowered, launch: Params, target: Target) -> Source:
     """The module of one variant. The spec's name, arch and workloads leave no trace, so that equal variants are one."""
-    rows = traits.rows
     text = render(
         "tilelang/module.cu.jinja",
         version=tilelang_version(),
-        layout=traits.layout,
         traits=traits,
         pack_memory=pack_memory(traits.layout),
         static=programs.static,
         planned=programs.planned,
         arguments=arguments,
         splits=launch.text("splits"),
-        element=ELEMENTS[traits.dtype],
-        key=quant(traits.key),
-        value=quant(traits.value),
-        rows=f"kvgen::ResidualRows<{rows.block}, {rows.sink}, {rows.local}, {rows.rollback}, {rows.q_len}>",
+        constants=constants(traits.layout, traits.rows, traits.dtype, page_blocks=traits.page_blocks, window_places=traits.window_places),
     )
     return Source(text, "cuda", target, include_folders(), flags.TILELANG, reached_headers(text, include_folders()), FUNCTIONS)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from kvgen._resources import templates
+from kvgen.format.constants import constants
 from kvgen.format.layout import PackedLayout
 from kvgen.format.residual import ResidualRows
 from kvgen.toolchain.compilers import find_gxx
@@ -38,9 +39,8 @@ EXPORTS = """
 #include "kvgen/pack/pack.cuh"
 #include "kvgen/pack/unpack.cuh"
 using namespace kvgen;
-using Format_ = kvgen::Format<{element}, {key}, {value}, {layout.head_dim}, {layout.tokens},
-    ResidualRows<{rows.block}, {rows.sink}, {rows.local}, {rows.rollback}, {rows.q_len}>>;
-static_assert(Format_::kBlockBytes == {layout.block_bytes});
+{constants}
+using Format_ = Constants;
 extern "C" int call(bool packing, bool backwards, void* const* tensors, const int64_t* numbers) {{
   emulator::backwards = backwards;
   CacheArgs cache;
@@ -58,11 +58,11 @@ extern "C" int call(bool packing, bool backwards, void* const* tensors, const in
     PackArgs args;
     args.cache = cache, args.k = k, args.v = v, args.tokens = tokens, args.new_lengths = static_cast<const int*>(tensors[7]);
     args.limit = INT32_MAX, args.overflow = &overflow;
-    cache.block_table ? launch_pack<Format_, true>(args, nullptr) : launch_pack<Format_, false, {places}>(args, nullptr);
+    launch_pack<Format_>(args, nullptr);
   }} else {{
     UnpackArgs args;
     args.cache = cache, args.k = k, args.v = v, args.tokens = tokens;
-    cache.block_table ? launch_unpack<Format_, true>(args, nullptr) : launch_unpack<Format_, false, {places}>(args, nullptr);
+    launch_unpack<Format_>(args, nullptr);
   }}
   return overflow;
 }}
@@ -99,7 +99,15 @@ class Emulated:
 
     def __init__(self, layout: PackedLayout, dtype: torch.dtype, folder: Path, rows: ResidualRows | None = None, places: int = 0) -> None:
         """`rows` says which tokens are unquantized; where None, those that do not fill a block."""
-        self.library = ctypes.CDLL(str(_compile(layout, dtype, rows or ResidualRows(layout.tokens, 0, 0, 0, 1), folder, places)))
+        self._variant = layout, dtype, rows or ResidualRows(layout.tokens, 0, 0, 0, 1), places
+        self._folder = folder
+        self._libraries: dict[bool, ctypes.CDLL] = {}
+
+    def library(self, paged: bool) -> ctypes.CDLL:
+        """The functions for a paged or a contiguous cache."""
+        if paged not in self._libraries:
+            self._libraries[paged] = ctypes.CDLL(str(_compile(*self._variant, self._folder / f"paged{paged:d}", paged)))
+        return self._libraries[paged]
 
     def pack(self, cache: Cache, k: torch.Tensor, v: torch.Tensor, new_lengths: torch.Tensor, backwards: bool = False) -> bool:
         """Append; CTAs run in the order of their numbers or `backwards`. Returns the overflow flag."""
@@ -113,7 +121,7 @@ class Emulated:
         """Bits of codes [tokens, head_dim, key | value] and bytes of params [tokens, head_dim, scale | zero, key | value]."""
         bits = torch.empty(layout.tokens, layout.head_dim, 2, dtype=torch.int64)
         params = torch.empty(layout.tokens, layout.head_dim, 2, 2, dtype=torch.int64)
-        self.library.places(ctypes.c_void_p(bits.data_ptr()), ctypes.c_void_p(params.data_ptr()))
+        self.library(False).places(ctypes.c_void_p(bits.data_ptr()), ctypes.c_void_p(params.data_ptr()))
         return bits, params
 
     def _call(self, packing: bool, backwards: bool, cache: Cache, k: torch.Tensor, v: torch.Tensor, new: torch.Tensor | None) -> bool:
@@ -123,7 +131,7 @@ class Emulated:
         blocks = cache.packed.shape[2] if table is None else table.shape[1] * page_blocks
         numbers += [k.shape[1], *k.stride()[:3], *v.stride()[:3], blocks]
         pointers = [None if t is None else t.data_ptr() for t in [*cache.tensors(), k, v, new]]
-        overflow = self.library.call(
+        overflow = self.library(table is not None).call(
             ctypes.c_bool(packing),
             ctypes.c_bool(backwards),
             (ctypes.c_void_p * len(pointers))(*pointers),
@@ -139,12 +147,11 @@ def part_of_wider(table: torch.Tensor) -> torch.Tensor:
     return wide[:, : table.shape[1]]
 
 
-def _compile(layout: PackedLayout, dtype: torch.dtype, rows: ResidualRows, folder: Path, places: int) -> Path:
-    from kvgen.lower.cuda.render import _quant
-
-    element = "__half" if dtype == torch.float16 else "__nv_bfloat16"
-    key, value = _quant(layout.key), _quant(layout.value)
-    return library(EXPORTS.format(element=element, key=key, value=value, layout=layout, rows=rows, places=places), folder)
+def _compile(layout: PackedLayout, dtype: torch.dtype, rows: ResidualRows, places: int, folder: Path, paged: bool) -> Path:
+    name = "float16" if dtype == torch.float16 else "bfloat16"
+    struct = constants(layout, rows, name, page_blocks=int(paged), window_places=0 if paged else places)
+    folder.mkdir(parents=True, exist_ok=True)
+    return library(EXPORTS.format(constants=struct, layout=layout), folder)
 
 
 def library(text: str, folder: Path) -> Path:

@@ -21,7 +21,7 @@ from kvgen.verify.plan import WORK_TILE, PlanShape, WorkTile, make_plan, written
 from tests.unit.lower_cuda.emulate import library, part_of_wider
 
 CALLS = """
-using Attend_ = kvgen::Attend<Format, Schedule>;
+using Attend_ = kvgen::Attend<Constants, Schedule>;
 extern "C" int64_t workspace_bytes(int processors, int batch, int heads, int max_len) {
   emulator::processors = processors;
   return Attend_::workspace_bytes(batch, heads, max_len, 1);
@@ -241,7 +241,7 @@ def _in_places(packed: torch.Tensor, held: ReferenceCache, seen: Sequence[int], 
 def compile_variant(spec: KernelSpec, layout: PackedLayout, chosen: Params, folder: Path, calls: str = CALLS) -> ctypes.CDLL:
     """The headers of a variant, with `Format` and `Schedule` as it has them, and functions that call them."""
     rendered = source(spec, layout, chosen, "sm90").text
-    variant = rendered[rendered.index("using Key") : rendered.index("struct Shape")]
+    variant = rendered[rendered.index("struct Constants {") : rendered.index("struct Shape")]
     return ctypes.CDLL(str(library(f'{seams(rendered)}#include "kvgen/host/attend.cuh"\n{variant}\n{calls}', folder)))
 
 

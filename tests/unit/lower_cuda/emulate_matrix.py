@@ -12,7 +12,7 @@ from tests.unit.lower_cuda.emulate import library
 
 ELEMENTS = {torch.float32: "float", torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
 EXPORTS = """
-#include "kvgen/matrix/launch.cuh"
+#include "kvgen/matrix/kernels.cuh"
 using namespace kvgen::matrix;
 struct Schedule {{
   using Element = {element};

@@ -11,9 +11,8 @@ import torch
 
 from benchmarks.gpu_words import spec_of, workload_of
 from kvgen._resources import templates
+from kvgen.format.constants import constants_of
 from kvgen.format.layout import packed_layout
-from kvgen.format.residual import residual_rows
-from kvgen.lower.tilelang.render import quant
 from kvgen.spec import KernelSpec
 from kvgen.verify.cache import ReferenceCache
 from kvgen.verify.data import normal
@@ -25,8 +24,8 @@ CALL = """
 using uint = unsigned;
 {header}
 using namespace kvgen;
-using Format_ = kvgen::Format<__half, {key}, {value}, 64, {rows.block},
-    ResidualRows<{rows.block}, {rows.sink}, {rows.local}, {rows.rollback}, {rows.q_len}>>;
+{constants}
+using Format_ = Constants;
 extern "C" void flush(uint* k, uint* v, uint* block, const int64_t* n) {{
   alignas(16) static uint8_t memory[pack_smem_bytes<Format_>()];
   emulator::launch(1, 64, [&] {{ flush_residual<Format_, 64>(k, v, block, n[0], n[1], n[2], n[3], n[4], n[5], memory, n[6]); }});
@@ -37,10 +36,10 @@ extern "C" void flush(uint* k, uint* v, uint* block, const int64_t* n) {{
 @pytest.mark.parametrize("words", ["q4", "q8:sink20:local40", "q3:sink1:local50:rollback20"])
 def test_a_flush_packs_the_block_and_keeps_the_step(words: str, tmp_path: Path) -> None:
     spec = spec_of(f"k4v8:h2/1:d64:kg64:{words}", "sm90", [workload_of("2x512")])
-    layout, rows = packed_layout(spec, BLOCK, "mma"), residual_rows(spec, BLOCK)
+    layout = packed_layout(spec, BLOCK, "mma")
     header = (templates() / "tilelang/include/kvgen/tilelang_step.cuh").read_text()
     header = header.replace("#pragma once\n", "").replace('#include "kvgen/tilelang.cuh"\n', "")
-    text = CALL.format(header=header, key=quant(layout.key), value=quant(layout.value), rows=rows)
+    text = CALL.format(header=header, constants=constants_of(spec, layout))
     flush = ctypes.CDLL(str(library(text, tmp_path))).flush
     for spare in (0, 2):
         check(flush, spec, spare)

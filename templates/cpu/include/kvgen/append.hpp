@@ -11,7 +11,7 @@ template <class C>
 class Append {
  public:
   using Element = typename C::Element;
-  using Residual = typename C::Residual;
+  using Residual = typename C::ResidualRows;
 
   Append(const CacheView<C>& cache, const ffi::View<4>& k, const ffi::View<4>& v, int64_t batch, int64_t head, int64_t length,
          int64_t count)
@@ -27,7 +27,7 @@ class Append {
 
   // Packs the i-th block that is due.
   void pack(int64_t i) const {
-    const int64_t index = Residual::packed_blocks(length_) + i, first = Residual::kSink + index * C::block;
+    const int64_t index = Residual::packed_blocks(length_) + i, first = Residual::kSink + index * C::kTokens;
     if (index < CacheView<C>::Places::first(Residual::packed_blocks(after_))) return;  // later blocks take its place
     uint8_t* block = cache_.block(batch_, head_, index);
     Quantizer<C, typename C::Key>::pack(block, [&](int t) -> const Element* {
@@ -52,8 +52,8 @@ class Append {
   }
 
   void keep(int64_t position) const {
-    std::memcpy(cache_.k_row(batch_, head_, position), fresh(k_, position), sizeof(Element) * C::head_dim);
-    std::memcpy(cache_.v_row(batch_, head_, position), fresh(v_, position), sizeof(Element) * C::head_dim);
+    std::memcpy(cache_.k_row(batch_, head_, position), fresh(k_, position), sizeof(Element) * C::kHeadDim);
+    std::memcpy(cache_.v_row(batch_, head_, position), fresh(v_, position), sizeof(Element) * C::kHeadDim);
   }
 
   const CacheView<C>& cache_;
@@ -68,12 +68,12 @@ inline void unpack_block(const uint8_t* block, const ffi::View<4>& k, const ffi:
                          int64_t position) {
   using Element = typename C::Element;
   using Values = Operand<C, typename C::Value>;
-  alignas(64) float floats[(C::head_dim > C::subtile ? C::head_dim : C::subtile) * kLanes];
-  for (int token = 0; token < C::block; token += C::subtile) {
-    const uint8_t* subtile = block + C::header_bytes + token / C::subtile * C::subtile_bytes;
-    for (int tile = 0; tile < C::subtile / kLanes; ++tile) {
+  alignas(64) float floats[(C::kHeadDim > C::kSubtile ? C::kHeadDim : C::kSubtile) * kLanes];
+  for (int token = 0; token < C::kTokens; token += C::kSubtile) {
+    const uint8_t* subtile = block + C::kHeaderBytes + token / C::kSubtile * C::kSubtileBytes;
+    for (int tile = 0; tile < C::kSubtile / kLanes; ++tile) {
       expand_keys<C>(block, subtile, token, tile, floats);
-      for (int c = 0; c < C::head_dim; c += kLanes) {
+      for (int c = 0; c < C::kHeadDim; c += kLanes) {
         F32 square[kLanes];
         for (int i = 0; i < kLanes; ++i) square[i] = load<F32>(floats + (c + i) * kLanes);
         transpose(square);
@@ -81,9 +81,9 @@ inline void unpack_block(const uint8_t* block, const ffi::View<4>& k, const ffi:
           store_floats<Element>(row_of<Element>(k, batch, position + token + tile * kLanes + i, head) + c, square[i]);
       }
     }
-    for (int tile = 0; tile < C::head_dim / kLanes; ++tile) {
+    for (int tile = 0; tile < C::kHeadDim / kLanes; ++tile) {
       Values::expand(block, subtile, token, tile, floats);
-      for (int t = 0; t < C::subtile; ++t)
+      for (int t = 0; t < C::kSubtile; ++t)
         store_floats<Element>(row_of<Element>(v, batch, position + token + t, head) + tile * kLanes, load<F32>(floats + t * kLanes));
     }
   }

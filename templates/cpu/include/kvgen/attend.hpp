@@ -2,8 +2,7 @@
 #pragma once
 
 #include "kvgen/expanded.hpp"
-#include "kvgen/packed_keys.hpp"
-#include "kvgen/packed_values.hpp"
+#include "kvgen/packed.hpp"
 #include "kvgen/step.hpp"
 
 namespace kvgen {
@@ -39,13 +38,13 @@ class Attention {
   // Merges the splits of a head in the order of split_idx; `tile` is its first work tile.
   void merge(const WorkTile& tile) const {
     const Head head = head_of(tile);
-    alignas(64) float acc[C::head_dim];
+    alignas(64) float acc[C::kHeadDim];
     for (int r = 0; r < head.rows; ++r) {
       float row_max = -kInfinity, row_sum = 0;
       std::memset(acc, 0, sizeof(acc));
       for (int s = 0; s < tile.num_splits; ++s) {
         const float* split = partial(tile.slot + s, r);
-        PartialSum<C::head_dim>{acc, row_max, row_sum}.add(split, split[C::head_dim], split[C::head_dim + 1]);
+        PartialSum<C::kHeadDim>{acc, row_max, row_sum}.add(split, split[C::kHeadDim], split[C::kHeadDim + 1]);
       }
       finish(head, r, acc, row_max, row_sum);
     }
@@ -53,14 +52,14 @@ class Attention {
 
   // The output of an empty sequence: zeros, and an LSE of -inf.
   void zero(int64_t b) const {
-    alignas(64) const float acc[C::head_dim] = {};
+    alignas(64) const float acc[C::kHeadDim] = {};
     for (int64_t head = 0; head < C::kv_heads; ++head)
       for (int64_t row = 0; row < step_.shape.rows; ++row) finish({b, head, row, 1}, 0, acc, -kInfinity, 0);
   }
 
  private:
   static constexpr int64_t group = C::q_heads / C::kv_heads;
-  static constexpr int64_t record = StepShape<C>::record, sink = C::Residual::kSink;
+  static constexpr int64_t record = StepShape<C>::record, sink = C::ResidualRows::kSink;
 
   // A block of query rows of one KV head.
   struct Head {
@@ -78,13 +77,14 @@ class Attention {
 
   void load_rows(Rows<C>& state, const Head& head) const {
     state.reset(head.rows);
-    const float factor = C::softcap > 0 ? call_.scale / C::softcap : call_.scale * kLog2e;
+    const float factor = call_.scale * kLog2e;
     const int64_t before = step_.lengths[head.b] - (decoding() ? 0 : call_.q_len);
     for (int r = 0; r < head.rows; ++r) {
       const int64_t token = (head.first_row + r) / group, q_head = head.kv_head * group + (head.first_row + r) % group;
       const Element* q = row_of<Element>(call_.q, head.b, token, q_head);
-      for (int c = 0; c < C::head_dim; c += kLanes) store(state.q[r] + c, load_floats<Element>(q + c) * factor);
+      for (int c = 0; c < C::kHeadDim; c += kLanes) store(state.q[r] + c, load_floats<Element>(q + c) * factor);
       state.to[r] = before + token + 1;
+      state.q_head[r] = static_cast<int>(q_head);
       state.from[r] = CacheView<C>::first_visible(before + token);
     }
     state.sum_groups();
@@ -119,7 +119,7 @@ class Attention {
   // The packed tokens [begin, end), which count from the end of the sink.
   void over_packed(Rows<C>& state, const Head& head, int64_t begin, int64_t end, int64_t packed) const {
     if constexpr (!PackedKeys<C>::direct || !PackedValues<C>::direct) return over_expanded(state, head, begin, end, packed);
-    narrow(state, sink, C::subtile, begin, end);
+    narrow(state, sink, C::kSubtile, begin, end);
     Chunk<C> chunk;
     for (int64_t position = begin; position < end; position += chunk.tokens) {
       cache_.locate(head.b, head.kv_head, position, end, packed, C::chunk, chunk);
@@ -129,7 +129,7 @@ class Attention {
 
   // For formats whose groups fit no vector.
   __attribute__((noinline)) void over_expanded(Rows<C>& state, const Head& head, int64_t begin, int64_t end, int64_t packed) const {
-    narrow(state, sink, C::subtile, begin, end);
+    narrow(state, sink, C::kSubtile, begin, end);
     Chunk<C> chunk;
     Floats<C> floats;
     for (int64_t position = begin; position < end; position += chunk.tokens) {
@@ -162,8 +162,8 @@ class Attention {
   }
 
   static void save(const Rows<C>& state, int r, float* to) {
-    to[C::head_dim] = state.row_max[r];
-    to[C::head_dim + 1] = state.row_sum[r];
+    to[C::kHeadDim] = state.row_max[r];
+    to[C::kHeadDim + 1] = state.row_sum[r];
     if (state.row_sum[r] != 0) std::memcpy(to, state.acc[r], sizeof(state.acc[r]));
   }
 
@@ -181,7 +181,7 @@ class Attention {
     }
     const float inverse = row_sum == 0 ? 0.0f : weight / row_sum;
     Element* out = row_of<Element>(call_.out, head.b, token, q_head);
-    for (int c = 0; c < C::head_dim; c += kLanes) store_floats<Element>(out + c, load<F32>(acc + c) * inverse);
+    for (int c = 0; c < C::kHeadDim; c += kLanes) store_floats<Element>(out + c, load<F32>(acc + c) * inverse);
     if (call_.lse)
       call_.lse.template as<float>()[(head.b * C::q_heads + q_head) * call_.q_len + token] =
           row_sum == 0 ? -kInfinity : (row_max + std::log2(row_sum)) * kLn2;

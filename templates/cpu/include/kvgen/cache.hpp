@@ -3,7 +3,7 @@
 
 #include "kvgen/calls.hpp"
 #include "kvgen/chunk.hpp"
-#include "kvgen/window_places.hpp"
+#include "kvgen/format.hpp"
 
 namespace kvgen {
 
@@ -20,8 +20,8 @@ inline void check_start(const char* function, const char* name, const View<N>& b
 template <class C>
 struct CacheView {
   using Element = typename C::Element;
-  using Residual = typename C::Residual;
-  using Places = WindowPlaces<C::window_places>;
+  using Residual = typename C::ResidualRows;
+  using Places = WindowPlaces<C::kWindowPlaces>;
 
   ffi::Cache cache;
 
@@ -34,12 +34,12 @@ struct CacheView {
 
   uint8_t* block(int64_t batch, int64_t head, int64_t index) const {
     int64_t outer = batch, inner = Places::place(index), per = cache.blocks;
-    if constexpr (C::page_blocks > 0) {
-      outer = page(batch, index / C::page_blocks);
-      inner = index % C::page_blocks;
-      per = C::page_blocks;
+    if constexpr (C::kPageBlocks > 0) {
+      outer = page(batch, index / C::kPageBlocks);
+      inner = index % C::kPageBlocks;
+      per = C::kPageBlocks;
     }
-    return cache.packed.template as<uint8_t>() + ((outer * C::kv_heads + head) * per + inner) * C::block_bytes;
+    return cache.packed.template as<uint8_t>() + ((outer * C::kv_heads + head) * per + inner) * C::kBlockBytes;
   }
 
   // Blocks that are due when a sequence grows from `length` to `after` tokens.
@@ -52,7 +52,7 @@ struct CacheView {
 
   // Whether a block is there: pages that a sliding window has passed need not be.
   bool holds(int64_t batch, int64_t index) const {
-    if constexpr (C::page_blocks > 0) return page(batch, index / C::page_blocks) >= 0;
+    if constexpr (C::kPageBlocks > 0) return page(batch, index / C::kPageBlocks) >= 0;
     return true;
   }
 
@@ -67,12 +67,12 @@ struct CacheView {
   void locate(int64_t batch, int64_t head, int64_t position, int64_t end, int64_t packed, int most, Chunk<C>& chunk) const {
     chunk.position = position;
     chunk.tokens = static_cast<int>(end - position < most ? end - position : most);
-    for (int i = 0; i * C::subtile < chunk.tokens; ++i) {
-      const int64_t at = position + i * C::subtile, later = at + C::prefetch * C::subtile;
-      chunk.block[i] = block(batch, head, at / C::block);
+    for (int i = 0; i * C::kSubtile < chunk.tokens; ++i) {
+      const int64_t at = position + i * C::kSubtile, later = at + C::prefetch * C::kSubtile;
+      chunk.block[i] = block(batch, head, at / C::kTokens);
       chunk.subtile[i] = chunk.block[i] + within(at);
       if constexpr (C::prefetch > 0) {
-        chunk.prefetch_offset[i] = later < packed ? block(batch, head, later / C::block) + within(later) - chunk.subtile[i] : 0;
+        chunk.prefetch_offset[i] = later < packed ? block(batch, head, later / C::kTokens) + within(later) - chunk.subtile[i] : 0;
         if (later < packed) prefetch_params(chunk.subtile[i] + chunk.prefetch_offset[i], later);
       }
     }
@@ -87,15 +87,15 @@ struct CacheView {
     const int64_t after = length + more;
     if (length < 0 || more < 0) ffi::fail("ValueError", "sequence %lld has a negative length", (long long)batch);
     const int64_t blocks = Residual::packed_blocks(static_cast<int>(std::min<int64_t>(after, INT32_MAX)));
-    if (int64_t{first_held(length)} * C::block > first_visible(first_query))
+    if (int64_t{first_held(length)} * C::kTokens > first_visible(first_query))
       ffi::fail("ValueError", "sequence %lld: tokens from %lld on are needed, and the cache holds %d blocks of a sliding window",
-                (long long)batch, (long long)first_visible(first_query), C::window_places);
-    if ((Places::kInTurn && blocks > C::window_places ? C::window_places : blocks) > cache.blocks)
+                (long long)batch, (long long)first_visible(first_query), C::kWindowPlaces);
+    if ((Places::kInTurn && blocks > C::kWindowPlaces ? C::kWindowPlaces : blocks) > cache.blocks)
       ffi::fail("ValueError", "sequence %lld would have %lld tokens, more than the cache holds (%lld blocks of %d)", (long long)batch,
-                (long long)after, (long long)cache.blocks, C::block);
-    if constexpr (C::page_blocks > 0) {
-      const int64_t first_page = first_visible(first_query) / C::block / C::page_blocks;
-      for (int64_t i = 0; i * C::page_blocks < blocks; ++i) {
+                (long long)after, (long long)cache.blocks, C::kTokens);
+    if constexpr (C::kPageBlocks > 0) {
+      const int64_t first_page = first_visible(first_query) / C::kTokens / C::kPageBlocks;
+      for (int64_t i = 0; i * C::kPageBlocks < blocks; ++i) {
         const int32_t at = page(batch, i);
         if (at == -1 && i < first_page) continue;
         if (at < 0 || at >= cache.pages)
@@ -115,17 +115,17 @@ struct CacheView {
     const auto lines = [](const uint8_t* from, int bytes) {
       for (int i = 0; i < bytes; i += 64) __builtin_prefetch(from + i, 0, kSecondLevel);
     };
-    if (position % C::block == 0) lines(subtile - C::header_bytes, C::header_bytes);
-    if constexpr (!C::Key::per_channel) lines(subtile + C::Key::params_offset, Operand<C, typename C::Key>::subtile_params_bytes);
-    if constexpr (!C::Value::per_channel) lines(subtile + C::Value::params_offset, Operand<C, typename C::Value>::subtile_params_bytes);
+    if (position % C::kTokens == 0) lines(subtile - C::kHeaderBytes, C::kHeaderBytes);
+    lines(subtile + C::Key::kTokenParams, C::Key::kTokenParamsBytes);
+    lines(subtile + C::Value::kTokenParams, C::Value::kTokenParamsBytes);
   }
 
   // The sub-tile of a position, from its block.
-  static int64_t within(int64_t position) { return C::header_bytes + position % C::block / C::subtile * C::subtile_bytes; }
+  static int64_t within(int64_t position) { return C::kHeaderBytes + position % C::kTokens / C::kSubtile * C::kSubtileBytes; }
 
   static Element* residual_row(const ffi::View<4>& residual, int64_t batch, int64_t head, int64_t position) {
     const int64_t row = Residual::row(static_cast<int>(position));
-    return residual.as<Element>() + ((batch * C::kv_heads + head) * Residual::kRows + row) * C::head_dim;
+    return residual.as<Element>() + ((batch * C::kv_heads + head) * Residual::kRows + row) * C::kHeadDim;
   }
 };
 

@@ -1,7 +1,7 @@
 // A run of packed tokens, which is one step of the online softmax.
 #pragma once
 
-#include "kvgen/weights.hpp"
+#include "kvgen/products.hpp"
 
 namespace kvgen {
 
@@ -9,8 +9,8 @@ namespace kvgen {
 template <class C>
 struct Chunk {
   static constexpr int most = C::chunk;
-  static constexpr int subtiles = most / C::subtile;
-  static constexpr int tiles_per_subtile = C::subtile / kLanes;
+  static constexpr int subtiles = most / C::kSubtile;
+  static constexpr int tiles_per_subtile = C::kSubtile / kLanes;
 
   int64_t position;  // of the first token
   int tokens;
@@ -18,7 +18,7 @@ struct Chunk {
   const uint8_t* subtile[subtiles];
   int64_t prefetch_offset[subtiles];  // bytes from a sub-tile to the one that comes C::prefetch later
 
-  int in_block(int token) const { return static_cast<int>((position + token) % C::block); }
+  int in_block(int token) const { return static_cast<int>((position + token) % C::kTokens); }
 };
 
 // The end of the run of tokens from `token` on that shares a group of `group` tokens; blocks hold whole groups.

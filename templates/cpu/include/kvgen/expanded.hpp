@@ -8,7 +8,7 @@ namespace kvgen {
 // Tokens as floats: K as [tile of 16 tokens][channel][token], V as [tile of 16 channels][token][channel].
 template <class C>
 struct Floats {
-  static constexpr int dim = C::head_dim;
+  static constexpr int dim = C::kHeadDim;
   static constexpr int M = C::rows;
   static constexpr int most = C::chunk < C::expanded ? C::chunk : C::expanded;  // tokens
 
@@ -62,10 +62,10 @@ struct Floats {
   // Dequantizes packed tokens.
   void set_packed(const Chunk<C>& chunk) {
     tokens = chunk.tokens;
-    for (int token = 0; token < tokens; token += C::subtile) {
-      const uint8_t *block = chunk.block[token / C::subtile], *subtile = chunk.subtile[token / C::subtile];
+    for (int token = 0; token < tokens; token += C::kSubtile) {
+      const uint8_t *block = chunk.block[token / C::kSubtile], *subtile = chunk.subtile[token / C::kSubtile];
       const int at = chunk.in_block(token);
-      for (int tile = 0; tile < C::subtile / kLanes; ++tile) expand_keys<C>(block, subtile, at, tile, k + (token + tile * kLanes) * dim);
+      for (int tile = 0; tile < C::kSubtile / kLanes; ++tile) expand_keys<C>(block, subtile, at, tile, k + (token + tile * kLanes) * dim);
       for (int tile = 0; tile < dim / kLanes; ++tile)
         Operand<C, typename C::Value>::expand(block, subtile, at, tile, v + (tile * most + token) * kLanes);
     }

@@ -18,9 +18,9 @@ inline void parallel_for(int64_t count, F f) {
 template <class C>
 class Module {
  public:
-  using Residual = typename C::Residual;
-  static constexpr ffi::Variant variant{C::q_heads,     C::kv_heads, C::head_dim, C::block, Residual::kRows, C::block_bytes,
-                                        C::page_blocks, C::dtype,    kDLCPU,      1,        C::sinks};
+  using Residual = typename C::ResidualRows;
+  static constexpr ffi::Variant variant{C::q_heads,     C::kv_heads, C::kHeadDim, C::kTokens, Residual::kRows, C::kBlockBytes,
+                                        C::kPageBlocks, C::dtype,    kDLCPU,      1,          C::sinks};
   static inline Threads threads;
 
   static int64_t workspace_bytes(const ffi::Bound& bound) { return shape("workspace_bytes", bound).workspace_bytes(bound.max_len); }
@@ -116,11 +116,11 @@ class Module {
       const int64_t head = i / per % C::kv_heads, b = i / per / C::kv_heads, index = i % per + cache.first_held(cache.length(b));
       const int64_t length = cache.length(b), full = Residual::packed_blocks(cache.length(b));
       if (index < full && cache.holds(b, index))
-        unpack_block<C>(cache.block(b, head, index), call.k, call.v, b, head, Residual::kSink + index * C::block);
+        unpack_block<C>(cache.block(b, head, index), call.k, call.v, b, head, Residual::kSink + index * C::kTokens);
       if (index != full) return;
       const auto copy = [&](int64_t position) {
-        std::memcpy(row_of<Element>(call.k, b, position, head), cache.k_row(b, head, position), sizeof(Element) * C::head_dim);
-        std::memcpy(row_of<Element>(call.v, b, position, head), cache.v_row(b, head, position), sizeof(Element) * C::head_dim);
+        std::memcpy(row_of<Element>(call.k, b, position, head), cache.k_row(b, head, position), sizeof(Element) * C::kHeadDim);
+        std::memcpy(row_of<Element>(call.v, b, position, head), cache.v_row(b, head, position), sizeof(Element) * C::kHeadDim);
       };
       for (int64_t position = 0; position < Residual::kSink && position < length; ++position) copy(position);
       for (int64_t position = Residual::first(cache.length(b)); position < length; ++position) copy(position);

@@ -14,8 +14,8 @@ namespace kvgen {
 // so that results do not depend on the machine. A head of the plan is a block of query rows of a KV head: kv_head * row_blocks + block.
 template <class C>
 struct StepShape {
-  static_assert(C::split_tokens % C::chunk == 0 && C::chunk % C::subtile == 0, "work tiles begin where a chunk and a sub-tile do");
-  static constexpr int64_t record = C::head_dim + 2;  // floats of a row's partial result: weighted values, row_max, row_sum
+  static_assert(C::split_tokens % C::chunk == 0 && C::chunk % C::kSubtile == 0, "work tiles begin where a chunk and a sub-tile do");
+  static constexpr int64_t record = C::kHeadDim + 2;  // floats of a row's partial result: weighted values, row_max, row_sum
 
   static constexpr int64_t most_tokens = INT32_MAX / 4;
 
@@ -33,7 +33,7 @@ struct StepShape {
       ffi::fail("ValueError", "%s: %lld sequences of up to %lld tokens, with %lld query tokens, are more than it can count", function,
                 (long long)batch, (long long)longest, (long long)q_len);
     plan.batch = static_cast<int>(batch), plan.heads = static_cast<int>(heads), plan.workers = C::workers;
-    plan.tile_tokens = C::chunk, plan.block_tokens = C::block, plan.unpacked = C::Residual::kUnpacked;
+    plan.tile_tokens = C::chunk, plan.block_tokens = C::kTokens, plan.unpacked = C::ResidualRows::kUnpacked;
     plan.head_cost = 0;  // threads take work tiles one by one, so that a worker's time does not matter
     plan.least_tiles = C::split_tokens / C::chunk;
     plan.window = C::window, plan.q_len = static_cast<int>(q_len), plan.fresh = append ? plan.q_len : 0;

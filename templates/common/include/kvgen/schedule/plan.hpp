@@ -1,15 +1,79 @@
-// The plan of a step: the KV tiles that each worker attends to. A worker is a CTA of a launch, or a group of CTAs, one for each run of
-// query rows; on the CPU it is a unit of work.
-//
-// All KV tiles of all heads lie in one row, ordered by sequence and head. The row is cut into ranges of equal length, at most one for each
-// worker (stream-K, Osama et al., 2023). The plan is a pure function of the sequence lengths, which are not negative, of PlanShape, of the
-// largest length that a sequence may have, and of whether empty sequences are skipped; kvgen/reference/plan.py is its oracle.
+// The plan of a step: how KV tiles of all heads are distributed over workers.
 #pragma once
 #include <cstdint>
 
-#include "kvgen/schedule/row.hpp"
+#ifdef __CUDACC__
+#define KVGEN_HOST_DEVICE __host__ __device__ __forceinline__
+#else
+#define KVGEN_HOST_DEVICE inline
+#endif
 
 namespace kvgen {
+
+// A number that divides by a multiplication and a shift (Granlund and Montgomery, "Division by invariant integers using multiplication",
+// 1994). A GPU has no instruction that divides integers, and a compiler puts some 25 others in its place. Dividends are not negative.
+// A Divisor may hold zero as long as nothing is divided by it.
+class Divisor {
+ public:
+  constexpr Divisor(int value) : value_(value) {  // not explicit, so that a member of this type can be initialized from an int
+    while ((int64_t{1} << shift_) < value) ++shift_;
+    if (value > 0) multiplier_ = static_cast<uint32_t>((((uint64_t{1} << shift_) - value) << 32) / value + 1);
+  }
+  KVGEN_HOST_DEVICE operator int() const { return value_; }
+  KVGEN_HOST_DEVICE friend int operator/(int dividend, const Divisor& by) {
+    const uint32_t n = static_cast<uint32_t>(dividend);
+    const uint32_t high = static_cast<uint32_t>((static_cast<uint64_t>(n) * by.multiplier_) >> 32);
+    return static_cast<int>((n + high) >> by.shift_);
+  }
+  friend int64_t operator/(int64_t dividend, const Divisor& by) { return dividend / by.value_; }  // for the host
+  KVGEN_HOST_DEVICE friend int operator%(int dividend, const Divisor& by) { return dividend - dividend / by * by.value_; }
+
+ private:
+  int value_ = 0;
+  int shift_ = 0;            // the least for which value <= 2^shift
+  uint32_t multiplier_ = 0;  // 2^32 * (2^shift - value) / value + 1
+};
+
+// The row of KV tiles of a plan, and the ranges that it is cut into (kvgen/schedule/plan.hpp makes a plan of them).
+
+// The load of a head: how much it reads, in KV tiles. A head without tiles counts as one, because its residual needs a worker.
+struct HeadLoad {
+  int tiles;
+  int residual;  // the KV tiles that have as many bytes as its unquantized tokens
+
+  KVGEN_HOST_DEVICE int all() const { return tiles + residual; }
+};
+
+// How the heads lie in the row, and how the row is cut.
+//
+// There are two kinds of rows. A shared range may hold tiles of several heads. Then `head_cost` empty positions precede the tiles of each
+// head, as many tiles as a worker could read while it starts on a head, and empty positions for the residual follow the tiles. Otherwise
+// every head has ranges of its own: a row of these has neither kind of empty positions, but the last range of a head may be partly empty.
+struct Row {
+  int each = 1;       // positions of a range
+  int total = 0;      // positions of the row
+  int ranges = 0;     // ranges of the row
+  int head_cost = 0;  // empty positions before the tiles of a head
+  bool shared = true;
+
+  // Positions of a head.
+  KVGEN_HOST_DEVICE int positions(const HeadLoad& load) const { return shared ? head_cost + load.all() : own_ranges(load) * each; }
+  // The last positions of a head, which stand for its residual.
+  KVGEN_HOST_DEVICE int gap(const HeadLoad& load) const { return shared ? load.residual : 0; }
+  // Ranges of a head that has its own.
+  KVGEN_HOST_DEVICE int own_ranges(const HeadLoad& load) const { return (load.tiles + each - 1) / each; }
+  // The worker of a range. Fewer ranges than workers are spread evenly, because consecutive CTAs may share a multiprocessor. (The test
+  // saves a division where there are as many.)
+  KVGEN_HOST_DEVICE int worker(int range, int workers) const { return ranges == workers ? range : range * workers / ranges; }
+};
+
+// The range lengths that are tried where every head has its own ranges: multiples of `unit`, from the longest one downwards.
+struct OwnLengths {
+  static constexpr int kMost = 32;  // one for each lane of a warp
+  int longest = 0, unit = 1, count = 0;
+
+  KVGEN_HOST_DEVICE int operator[](int i) const { return longest - i * unit; }
+};
 
 // A work tile: a range [first, end) of the KV tiles of one head, and the data for its reduction. All fields are int32, as the plan stores
 // them.

@@ -26,8 +26,7 @@ __device__ void flush(const AttendArgs& args, const Shared<Traits>& shared, cons
   using ResidualRows = typename Format::ResidualRows;
   using Memory = typename Traits::Memory;
   static_assert(pack_smem_bytes<Format>() <= (Memory::kFlush ? Memory::kTotal - Memory::kFlush : Memory::kPages));
-  uint8_t* block = args.cache.block<Traits::kPaged, Traits::kWindowPlaces>(
-      residual.head.sequence, residual.head.head, ResidualRows::packed_blocks(residual.length), Format::kBlockBytes);
+  uint8_t* block = args.cache.block<Format>(residual.head.sequence, residual.head.head, ResidualRows::packed_blocks(residual.length));
   __syncthreads();
   pack_block<Format, Traits::kThreads>([&](int token) { return residual.k_row(token); }, [&](int token) { return residual.v_row(token); },
                                        block, shared.memory + Memory::kFlush);

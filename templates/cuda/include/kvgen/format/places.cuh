@@ -1,9 +1,9 @@
 // The positions of codes and params in a block, in fragment order. The packer, the unpacker and host tests use these functions; the tests
-// compare them with kvgen/reference/layout.py.
+// compare them with kvgen/format/places.py.
 #pragma once
 #include <type_traits>
 
-#include "kvgen/format/packed_format.cuh"
+#include "kvgen/format/fragments.cuh"
 
 namespace kvgen {
 
@@ -16,10 +16,11 @@ template <class Format, Which kWhich>
 struct Places {
   static constexpr bool kKey = kWhich == Which::key;
   using Quant = std::conditional_t<kKey, typename Format::Key, typename Format::Value>;
-  static constexpr int kBits = Quant::kBits;
-  static constexpr int kPerByte = Fragment<kBits>::kPerByte;
+  using Codec = typename Quant::Codec;
+  static constexpr int kBits = Codec::kBits;
+  static constexpr int kPerByte = Codec::kPerByte;
   using Runs = ChannelRuns<Quant, Format::kHeadDim>;
-  static constexpr int kTileTokens = kKey ? Fragment<kBits>::kRows : 16;
+  static constexpr int kTileTokens = kKey ? Codec::kRows : 16;
   // Params per channel: the tokens of a tile that surely share them, and whether tiles cut groups of tokens.
   static constexpr int kParamTokens = greatest_common_divisor(Quant::kGroup, kTileTokens);
   static constexpr bool kSplitsGroups = Quant::kPerChannel && kParamTokens < Quant::kGroup && kParamTokens < kTileTokens;
@@ -29,9 +30,6 @@ struct Places {
   static constexpr int kTileWords = ceil_div(kTileTokens * Format::kHeadDim * kBits, 1024);
   static constexpr bool kSharedWords = Runs::kHalf > 0 && kWordsPerRun == 1;  // by two half runs of a 2-bit V
   static constexpr int kVector = vector_words(kTileWords * kTiles);
-  static constexpr int kCodes = kKey ? Format::kKeyCodes : Format::kValueCodes;
-  static constexpr int kTokenParams = kKey ? Format::kKeyTokenParams : Format::kValueTokenParams;
-  static constexpr int kChannelParams = kKey ? Format::kKeyChannelParams : Format::kValueChannelParams;
   static_assert(kTiles >= 1, "a two-bit K needs blocks of 32 tokens or more");
 
   __host__ __device__ static constexpr int subtile_offset(int token) {
@@ -46,7 +44,7 @@ struct Places {
   __host__ __device__ static constexpr int word_offset(int token, int x, int word, int lane) {
     const int before = Runs::kHalf ? Runs::tile(x) * kWordsPerRun / 2 : x * kWordsPerRun;
     const int index = token % Format::kSubtile / kTileTokens * kTileWords + before + word;
-    return subtile_offset(token) + kCodes + ((index / kVector * 32 + lane) * kVector + index % kVector) * 4;
+    return subtile_offset(token) + Quant::kCodes + ((index / kVector * 32 + lane) * kVector + index % kVector) * 4;
   }
 
   // The element in a field of a lane's word: field `field` of byte `byte` is the lane's channel `channel` of row g + 8 * `lane_row`. Words
@@ -56,7 +54,7 @@ struct Places {
   };
   __host__ __device__ static constexpr Element element(int word, int byte, int field) {
     if constexpr (kKey) {
-      constexpr int kWords = Fragment<kBits>::kWords;
+      constexpr int kWords = Codec::kWords;
       return {word % kWords * kPerByte + field, 4 * (word / kWords) + 2 * (byte % 2) + byte / 2};
     } else {
       return {byte % 2, 2 * (word * kPerByte + field) + byte / 2};
@@ -75,15 +73,15 @@ struct Places {
     int lane = 0, word = 0, bit = 0;
     if constexpr (kKey) {
       lane = row % 8 * 4 + t;
-      if constexpr (kBits == 16) {
+      if constexpr (!Codec::kQuantized) {
         word = c / 4 * 4 + c % 4 / 2 * 2 + lane_row, bit = c % 2 * 16;
       } else {
-        word = c / 4 * Fragment<kBits>::kWords + lane_row / kPerByte;
+        word = c / 4 * Codec::kWords + lane_row / kPerByte;
         bit = 8 * (c % 2 * 2 + c % 4 / 2) + kBits * (lane_row % kPerByte);
       }
     } else {
       lane = (t * 2 + c % 2) * 4 + row % 8 / 2;
-      if constexpr (kBits == 16) {
+      if constexpr (!Codec::kQuantized) {
         word = c / 4 * 4 + lane_row * 2 + c % 4 / 2, bit = row % 2 * 16;
       } else {
         word = c / 2 / kPerByte;
@@ -96,11 +94,11 @@ struct Places {
   // Byte offset in the block of the scale (kind 0) or zero (kind 1) of an element's group.
   __host__ __device__ static constexpr int param_offset(int kind, int token, int channel) {
     constexpr int kParams = Quant::kParams;
-    if constexpr (Quant::kAxis == Axis::channel) {
-      return kChannelParams + (token / Quant::kGroup * Format::kHeadDim * kParams + channel_param(kind, channel)) * 2;
+    if constexpr (Quant::kPerChannel) {
+      return Quant::kChannelParams + (token / Quant::kGroup * Format::kHeadDim * kParams + channel_param(kind, channel)) * 2;
     } else {
       const int local = token % Format::kSubtile;
-      return subtile_offset(token) + kTokenParams +
+      return subtile_offset(token) + Quant::kTokenParams +
              ((channel / Quant::kGroup * 8 + local % 8) * (Format::kSubtile / 8) + local / 8) * kParams * 2 + kind * 2;
     }
   }

@@ -2,7 +2,7 @@
 #pragma once
 #include <cstdint>
 
-#include "kvgen/window_places.hpp"
+#include "kvgen/format.hpp"
 
 namespace kvgen {
 
@@ -24,7 +24,7 @@ struct CacheArgs {
   uint8_t* packed = nullptr;
   int64_t outer_stride_bytes = 0;  // from one sequence (contiguous) or page (paged) to the next
   int64_t head_stride_bytes = 0;
-  void* k_residual = nullptr;  // [batch, kv_heads, rows, head_dim], contiguous (kvgen/residual_rows.hpp)
+  void* k_residual = nullptr;  // [batch, kv_heads, rows, head_dim], contiguous (kvgen/format.hpp)
   void* v_residual = nullptr;
   int* lengths = nullptr;            // [batch]
   const int* block_table = nullptr;  // [batch, max_pages], null for contiguous caches
@@ -44,15 +44,16 @@ struct CacheArgs {
   __device__ int64_t residual_offset(int batch, int head) const {
     return (static_cast<int64_t>(batch) * kv_heads + head) * Format::ResidualRows::kRows * Format::kHeadDim;
   }
-  // Address of block `block` of sequence `batch`, head `head`. `kPlaces`: those of a sliding window, 0 without one or in a paged cache.
-  template <bool kPaged, int kPlaces = 0>
-  __device__ uint8_t* block(int batch, int head, int block, int block_bytes) const {
+  // Address of block `block` of sequence `batch`, head `head`.
+  template <class Format>
+  __device__ uint8_t* block(int batch, int head, int block) const {
     int64_t outer = batch;
-    if constexpr (kPaged) {
+    if constexpr (Format::kPaged) {
       outer = page_of(batch, block);
       block %= page_blocks;
     }
-    return packed + outer * outer_stride_bytes + head * head_stride_bytes + WindowPlaces<kPlaces>::place(block) * block_bytes;
+    return packed + outer * outer_stride_bytes + head * head_stride_bytes +
+           WindowPlaces<Format::kWindowPlaces>::place(block) * Format::kBlockBytes;
   }
 };
 

@@ -11,24 +11,22 @@
 
 namespace kvgen {
 
-// Format and Schedule are those of the kernels. Shape has kKvHeads, kPage (0 if contiguous) and kSinks. Attend_ has
+// Format and Schedule are those of the kernels. Shape has kKvHeads and kSinks. Attend_ has
 // kMaxBatch, workspace_bytes(batch, kv_heads, max_len, q_len), split_tokens, plan_shape, and launch(AttendArgs, append, stream).
 template <class Format, class Schedule, class Shape, class Attend_>
 struct Exports {
   using Attend = Attend_;
-  static constexpr bool kPaged = Schedule::kPaged;
   static constexpr int kQHeads = Schedule::kGroup * Shape::kKvHeads;
-  static_assert(kPaged == (Shape::kPage > 0) && Shape::kPage % Format::kTokens == 0, "a page holds whole blocks");
 
   static ffi::Variant variant() {
-    constexpr bool kHalf = std::is_same_v<typename Format::Element, __half>;
+    constexpr bool kHalf = std::is_same_v<typename Format::Element, Half>;
     return {kQHeads,
             Shape::kKvHeads,
             Format::kHeadDim,
             Format::kTokens,
             Format::ResidualRows::kRows,
             Format::kBlockBytes,
-            Shape::kPage / Format::kTokens,
+            Format::kPageBlocks,
             kHalf ? ffi::kFloat16 : ffi::kBfloat16,
             kDLCUDA,
             16,
@@ -65,7 +63,7 @@ struct Exports {
       a.tokens = detail::to_int("pack", "the number of tokens", call.k.size[1]);
       a.limit = detail::to_int("pack", "limit", call.limit);
       a.overflow = call.overflow, a.advance = call.advance;
-      detail::check(launch_pack<Format, kPaged, Schedule::kWindowPlaces>(a, stream(call.device)), "pack");
+      detail::check(launch_pack<Format>(a, stream(call.device)), "pack");
       return false;
     });
   }
@@ -169,7 +167,7 @@ struct Exports {
       a.k = detail::rows(call.k);
       a.v = detail::rows(call.v);
       a.tokens = detail::to_int("unpack", "the number of tokens", call.k.size[1]);
-      detail::check(launch_unpack<Format, kPaged, Schedule::kWindowPlaces>(a, stream(call.device)), "unpack");
+      detail::check(launch_unpack<Format>(a, stream(call.device)), "unpack");
       return false;
     });
   }
@@ -216,7 +214,7 @@ struct Exports {
     a.lengths = cache.lengths.as<int>();
     a.block_table = cache.block_table.as<int>();
     a.table_stride = static_cast<int>(cache.block_table.stride[0]);
-    a.page_blocks = Shape::kPage / Format::kTokens;
+    a.page_blocks = Format::kPageBlocks;
     a.pages = detail::to_int("cache", "the number of pages", cache.packed.size[0]);
     a.blocks = static_cast<int>(cache.blocks);
     a.batch = static_cast<int>(cache.batch);

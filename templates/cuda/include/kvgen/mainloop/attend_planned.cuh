@@ -53,7 +53,7 @@ __device__ __forceinline__ bool exists(const AttendArgs& args, const Head& head)
 template <class Traits>
 __device__ __forceinline__ void prefetch_first(const AttendArgs& args, const WorkTile& tile, int warp, int lane) {
   // With a sliding window, block i lies at place i mod kWindowPlaces, so every tile number is valid; the bound only avoids int overflow.
-  const int tiles = Traits::kWindowPlaces > 0 ? 1 << 28 : args.cache.blocks * Traits::kTilesPerBlock;
+  const int tiles = Traits::Format::kWindowPlaces > 0 ? 1 << 28 : args.cache.blocks * Traits::kTilesPerBlock;
   const Head head = head_of<Traits>(args, tile);
   if (!exists(args, head) || static_cast<unsigned>(tile.first) >= static_cast<unsigned>(tiles)) return;
   L2Prefetch<Traits>::prefetch_tiles(args, head, first_tile<Traits>(tile, 0, warp), lane);

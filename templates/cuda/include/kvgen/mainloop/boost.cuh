@@ -70,8 +70,8 @@ template <class Traits>
 __device__ __forceinline__ void multiply_boost(uint32_t codes, int lane, const BoostQuery<Traits> (&query)[Traits::kQTiles],
                                                Products<Traits> (&products)[Traits::kQTiles]) {
   using Query = BoostQuery<Traits>;
-  visit_words<2, Query::kBoostSteps>(codes, lane, [&](int step, const uint32_t* words) {
-    expand<2, typename Traits::Format::Element, false>(words, 0, [&](int rows, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3) {
+  visit_words<typename Traits::Key::Codec, Query::kBoostSteps>(codes, lane, [&](int step, const uint32_t* words) {
+    Traits::Key::Codec::template expand<false>(words, 0, [&](int rows, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3) {
 #pragma unroll
       for (int tile = 0; tile < Traits::kQTiles; ++tile) {
         float(&sum)[4] = products[tile][0][rows];

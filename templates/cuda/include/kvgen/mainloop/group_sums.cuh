@@ -50,25 +50,26 @@ struct GroupSums<Traits, true> {
  private:
   // Adds scale * (sum of p * code) + zero * (sum of p) to the output.
   __device__ __forceinline__ void fold(uint32_t params, int lane, float (&out)[Traits::kRowTiles][4]) {
-    constexpr int kBits = Value::kBits, kParams = Value::kParams;
-    constexpr float kTop = (1 << kBits) - 1;
+    using Codec = typename Value::Codec;
+    constexpr int kParams = Value::kParams;
+    constexpr float kTop = Codec::kTop;
     const uint32_t mine = params + lane / 4 * (Traits::kRowTiles * kParams * 4);  // of rows g, g + 8, ...
     float shift[2];  // undoes the complements, and the offset of symmetric codes
 #pragma unroll
-    for (int c = 0; c < 2; ++c) shift[c] = kTop * weights[2 + c] - static_cast<float>(Value::kOffset) * weights[c];
+    for (int c = 0; c < 2; ++c) shift[c] = kTop * weights[2 + c] - static_cast<float>(Codec::kOffset) * weights[c];
     constexpr int kPair = Traits::kRowTiles % 2 ? 1 : 2;  // row tiles per load: with an odd number of them params are aligned for one
-    constexpr int kMixed = kBits == 2 ? 2 : kPair;        // row tiles that are unmixed together; 2-bit codes of two share bytes
-    float none[4] = {};                                   // stands in for the second tile
+    constexpr int kMixed = Codec::kMix == Mix::pair ? 2 : kPair;  // row tiles that are unmixed together; 2-bit codes of two share bytes
+    float none[4] = {};                                           // stands in for the second tile
 #pragma unroll
     for (int u = 0; u < Traits::kRowTiles; u += kPair) {
       uint32_t words[kPair * kParams];
       load_words(words, mine + u * kParams * 4);
-      if (u % kMixed == 0) unmix<kBits>(codes[u], kMixed == 2 && u + 1 < Traits::kRowTiles ? codes[u + 1] : none);
+      if (u % kMixed == 0) Codec::unmix(codes[u], kMixed == 2 && u + 1 < Traits::kRowTiles ? codes[u + 1] : none);
 #pragma unroll
       for (int row = 0; row < 2 * kPair; ++row) {
         const float2 pair = __half22float2(ptx::as_half2(words[Value::kZero ? row : row / 2]));
         const float scale = Value::kZero || row % 2 == 0 ? pair.x : pair.y;
-        const float factor = row_factor<kBits>((u + row / 2) % 2, row % 2) / kCodeUnit<Value>;
+        const float factor = Codec::row_factor((u + row / 2) % 2, row % 2) / Codec::kUnit;
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
           float& sum = out[u + row / 2][row % 2 * 2 + c];

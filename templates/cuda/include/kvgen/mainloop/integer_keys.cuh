@@ -82,21 +82,21 @@ struct IntegerQuery {
   }
 };
 
-// Products of K's codes, in mixed form if the codes have 4 bits.
+// Products of K's codes, in mixed form where that is within a tile.
 template <class Traits>
 __device__ __forceinline__ void multiply_integer_keys(uint32_t subtile, int lane, const IntegerQuery<Traits>& query,
                                                       Products<Traits>& products) {
-  constexpr int kBits = Traits::Key::kBits;
+  using Codec = typename Traits::Key::Codec;
   // An MMA multiplies the k-steps `step - kApart` and `step`. With 2, half the words of a load are already in the registers that the MMA
   // reads.
   constexpr int kApart = Traits::kSteps % 4 ? 1 : 2;
   uint32_t first_step[kApart][2][2];  // A of the first of the two k-steps: [.][MMA tile][row half]
 #pragma unroll
   for (int i = 0; i < 8; ++i) products[0][i / 4][i % 4] = 0;
-  visit_subtile<kBits, 32 / Fragment<kBits>::kRows * Traits::kSteps, Traits::kHalfStride>(
-      subtile + Traits::Format::kKeyCodes, lane, [&](int pair, const uint32_t* words) {
+  visit_subtile<Codec, 32 / Codec::kRows * Traits::kSteps, Traits::kHalfStride>(
+      subtile + Traits::Key::kCodes, lane, [&](int pair, const uint32_t* words) {
         const int step = pair % Traits::kSteps;
-        expand_bytes<kBits>(words[0], pair / Traits::kSteps, [&](int rows, uint32_t a0, uint32_t a1) {
+        Codec::expand_bytes(words[0], pair / Traits::kSteps, [&](int rows, uint32_t a0, uint32_t a1) {
           uint32_t(&before)[2] = first_step[step % kApart][rows];
           if (step / kApart % 2)
             ptx::mma_bytes(products[0][rows], before[0], before[1], a0, a1, query.digits[step - kApart], query.digits[step]);
@@ -106,7 +106,7 @@ __device__ __forceinline__ void multiply_integer_keys(uint32_t subtile, int lane
             before[0] = a0, before[1] = a1;
         });
       });
-  if constexpr (kBits == 2) unmix<kBits>(products[0][0], products[0][1]);
+  if constexpr (Codec::kMix == Mix::pair) Codec::unmix(products[0][0], products[0][1]);
 }
 
 // A lane's products: 256 times those with the upper bytes plus those with the lower bytes. Lanes with t < 2 keep tokens 0..15, the others
@@ -144,7 +144,7 @@ __device__ __forceinline__ void own_integer_sums(uint32_t codes, const Products<
   }
 #pragma unroll
   for (int s = 0; s < kStepSubtiles; ++s) {
-    if constexpr (Traits::Key::kBits == 4) sum[s][2] -= sum[s][0], sum[s][3] -= sum[s][1];
+    if constexpr (Traits::Key::Codec::kMix == Mix::tile) sum[s][2] -= sum[s][0], sum[s][3] -= sum[s][1];
 #pragma unroll
     for (int i = 0; i < 4; ++i) x[s].product[0][i] = static_cast<float>(sum[s][i]);
   }

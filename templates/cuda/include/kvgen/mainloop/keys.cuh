@@ -13,7 +13,7 @@ __device__ __forceinline__ void multiply_keys(uint32_t subtile, int lane,
                                               const QueryFragments<Traits> (&query)[Traits::kSubtileKeyGroups][Traits::kQTiles],
                                               const BoostQuery<Traits> (&boost)[Traits::kQTiles],
                                               Products<Traits> (&products)[Traits::kQTiles]) {
-  constexpr int kBits = Traits::Key::kBits;
+  using Codec = typename Traits::Key::Codec;
   constexpr int kStepsPerGroup = Traits::kSteps / Traits::kKeyGroups;
 #pragma unroll
   for (int tile = 0; tile < Traits::kQTiles; ++tile)
@@ -21,10 +21,10 @@ __device__ __forceinline__ void multiply_keys(uint32_t subtile, int lane,
     for (int q = 0; q < Traits::kKeyGroups; ++q)
 #pragma unroll
       for (int i = 0; i < 8; ++i) products[tile][q][i / 4][i % 4] = 0.f;
-  visit_subtile<kBits, 32 / Fragment<kBits>::kRows * Traits::kSteps, Traits::kHalfStride>(
-      subtile + Traits::Format::kKeyCodes, lane, [&](int pair, const uint32_t* words) {
+  visit_subtile<Codec, 32 / Codec::kRows * Traits::kSteps, Traits::kHalfStride>(
+      subtile + Traits::Key::kCodes, lane, [&](int pair, const uint32_t* words) {
         const int step = pair % Traits::kSteps;
-        expand<kBits, typename Traits::Format::Element, false, Traits::kMixedKeys>(
+        Codec::template expand<false, Traits::kMixedKeys>(
             words, pair / Traits::kSteps, [&](int rows, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3) {
 #pragma unroll
               for (int tile = 0; tile < Traits::kQTiles; ++tile) {
@@ -40,7 +40,7 @@ __device__ __forceinline__ void multiply_keys(uint32_t subtile, int lane,
   for (int tile = 0; tile < Traits::kQTiles; ++tile)
 #pragma unroll
     for (int q = 0; q < Traits::kKeyGroups; ++q)
-      if constexpr (Traits::kMixedKeys && !Traits::kUnmixedSums) unmix<kBits>(products[tile][q][0], products[tile][q][1]);
+      if constexpr (Traits::kMixedKeys && !Traits::kUnmixedSums) Codec::unmix(products[tile][q][0], products[tile][q][1]);
 }
 
 // The products of the tokens whose scores a lane holds. With kQueryTwice both halves of the columns have the same products: lanes with t <
@@ -96,14 +96,14 @@ __device__ __forceinline__ void own_sums(uint32_t codes, const Products<Traits> 
 // codes, and apply the factor of the query row. [m_tile][2 * half + c].
 template <class Traits>
 __device__ __forceinline__ void row_factors(const float* q_factors, int tile, int lane, LaneValues<Traits>& factors) {
-  constexpr int kBits = Traits::Key::kBits;
+  using Codec = typename Traits::Key::Codec;
 #pragma unroll
   for (int m_tile = 0; m_tile < Traits::kMTiles; ++m_tile)
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const float row = Traits::kQueryTwice ? (lane % 4 < 2 ? row_factor<kBits>(0, i / 2) : row_factor<kBits>(1, i / 2))
-                                            : row_factor<kBits>(m_tile, i / 2);
-      factors[m_tile][i] = row / (Traits::kIntegerKeys ? 1.f : kCodeUnit<typename Traits::Key>)*q_factors[q_row<Traits>(tile, lane, i)];
+      const float row = Traits::kQueryTwice ? (lane % 4 < 2 ? Codec::row_factor(0, i / 2) : Codec::row_factor(1, i / 2))
+                                            : Codec::row_factor(m_tile, i / 2);
+      factors[m_tile][i] = row / (Traits::kIntegerKeys ? 1.f : Codec::kUnit) * q_factors[q_row<Traits>(tile, lane, i)];
     }
 }
 

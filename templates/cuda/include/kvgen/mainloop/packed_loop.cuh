@@ -67,7 +67,7 @@ __device__ __forceinline__ void scale_query(const Shared<Traits>& shared, uint32
       query.fragments[i][tile].load_scaled(shared.query(), params + group * Params::kSetBytes, tile, lane, affine);
 #pragma unroll
       for (int c = 0; c < 2; ++c)
-        affine[c] *= (Traits::Key::kZero ? 1.f : -1.f * Traits::Key::kOffset) * shared.factors[q_row<Traits>(tile, lane, c)];
+        affine[c] *= (Traits::Key::kZero ? 1.f : -1.f * Traits::Key::Codec::kOffset) * shared.factors[q_row<Traits>(tile, lane, c)];
       if constexpr (Traits::kIntegerKeys)
 #pragma unroll
         for (int c = 0; c < 2; ++c) query.unit[step_group][tile][c] = query.fragments[i][tile].unit[c];
@@ -115,13 +115,12 @@ template <class Traits, int kStepSubtiles>
 __device__ __forceinline__ void to_scores(const Shared<Traits>& shared, const Products<Traits> (&products)[kStepSubtiles][Traits::kQTiles],
                                           const TileQuery<Traits>& query, const LaneValues<Traits>& factors, uint32_t subtile, int tile,
                                           int lane, Scores<Traits> (&x)[kStepSubtiles]) {
-  if constexpr (Traits::kErrorInCopy) own_sums<Traits>(subtile + Traits::Format::kKeyCodes, products, lane, x);
-  if constexpr (Traits::kIntegerKeys) own_integer_sums<Traits>(subtile + Traits::Format::kKeyCodes, products, lane, x);
+  if constexpr (Traits::kErrorInCopy) own_sums<Traits>(subtile + Traits::Key::kCodes, products, lane, x);
+  if constexpr (Traits::kIntegerKeys) own_integer_sums<Traits>(subtile + Traits::Key::kCodes, products, lane, x);
 #pragma unroll
   for (int s = 0; s < kStepSubtiles; ++s) {
     if constexpr (Traits::kKeyPerToken)
-      scale_by_token<Traits>(shared, products[s][tile], subtile + s * Traits::kSubtileStride + Traits::Format::kKeyTokenParams, tile, lane,
-                             x[s]);
+      scale_by_token<Traits>(shared, products[s][tile], subtile + s * Traits::kSubtileStride + Traits::Key::kTokenParams, tile, lane, x[s]);
     else if constexpr (!Traits::kErrorInCopy && !Traits::kIntegerKeys)
       own_products<Traits>(products[s][tile][0][0], products[s][tile][0][1], lane, x[s].product);
 #pragma unroll
@@ -161,7 +160,7 @@ __device__ __forceinline__ void attend_subtiles(const Shared<Traits>& shared, Pi
       multiply_integer_keys<Traits>(at, lane, query.tile.fragments[0][0], products[s][0]);
     else
       multiply_keys<Traits>(at, lane, query.tile.fragments, query.tile.boost, products[s]);
-    load_value_params<Traits>(at + Traits::Format::kValueTokenParams, lane, params[s]);
+    load_value_params<Traits>(at + Traits::Value::kTokenParams, lane, params[s]);
   }
   Weights<Traits> weights[Traits::kQTiles][kStepSubtiles];
 #pragma unroll
@@ -177,7 +176,7 @@ __device__ __forceinline__ void attend_subtiles(const Shared<Traits>& shared, Pi
   }
 #pragma unroll
   for (int s = 0; s < kStepSubtiles; ++s) {
-    multiply_values<Traits>(subtile + s * Traits::kSubtileStride + Traits::Format::kValueCodes, slot + Traits::KeyChannelParams::kBytes,
+    multiply_values<Traits>(subtile + s * Traits::kSubtileStride + Traits::Value::kCodes, slot + Traits::KeyChannelParams::kBytes,
                             (sub + s) * 32, lane, weights, s, state);
     pipeline.release(sub + s);
   }

@@ -134,15 +134,15 @@ struct ResidualTile {
 template <class Traits>
 __device__ __forceinline__ void residual_scores(const ResidualTile<Traits>& rows, const SeqlenInfo& seqlen, int tile, uint32_t fragments,
                                                 const float* q_factors, int lane, Scores<Traits>& x) {
-  const typename Traits::Format::Element* type = nullptr;
+  using Plain = Unquantized<typename Traits::Format::Element>;
   float products[2][4] = {};
 #pragma unroll
   for (int x = 0; x < Traits::KeyRuns::kCount; ++x) {
     const uint4 &a = rows.keys[x][0], &b = rows.keys[x][1];
     const uint4 q = load_query<Traits>(fragments, tile, x, lane);
-    ptx::mma(products[0], half2_from(a.x, type), half2_from(b.x, type), half2_from(a.y, type), half2_from(b.y, type), q.x, q.y);
+    ptx::mma(products[0], Plain::half2(a.x), Plain::half2(b.x), Plain::half2(a.y), Plain::half2(b.y), q.x, q.y);
     if (Traits::KeyRuns::is_half(x)) continue;
-    ptx::mma(products[0], half2_from(a.z, type), half2_from(b.z, type), half2_from(a.w, type), half2_from(b.w, type), q.z, q.w);
+    ptx::mma(products[0], Plain::half2(a.z), Plain::half2(b.z), Plain::half2(a.w), Plain::half2(b.w), q.z, q.w);
   }
   own_products<Traits>(products[0], products[1], lane, x.product);
 #pragma unroll
@@ -169,7 +169,7 @@ __device__ __forceinline__ void residual_scores(const ResidualTile<Traits>& rows
 template <class Traits>
 __device__ __forceinline__ void residual_values(const ResidualTile<Traits>& rows, const Weights<Traits> (&weights)[Traits::kQTiles][1],
                                                 State<Traits> (&state)[Traits::kQTiles]) {
-  const typename Traits::Format::Element* type = nullptr;
+  using Plain = Unquantized<typename Traits::Format::Element>;
 #pragma unroll
   for (int x = 0; x < Traits::ValueRuns::kCount; ++x) {
     const bool half = Traits::ValueRuns::is_half(x);
@@ -179,7 +179,7 @@ __device__ __forceinline__ void residual_values(const ResidualTile<Traits>& rows
     uint32_t transposed[4][2];
 #pragma unroll
     for (int i = 0; i < (half ? 2 : 4); ++i)
-      transposed[i][0] = ptx::transpose(half2_from(low[i], type)), transposed[i][1] = ptx::transpose(half2_from(high[i], type));
+      transposed[i][0] = ptx::transpose(Plain::half2(low[i])), transposed[i][1] = ptx::transpose(Plain::half2(high[i]));
 #pragma unroll
     for (int tile = 0; tile < Traits::kQTiles; ++tile) {
       const uint32_t(&w)[2] = weights[tile][0][0][0];

@@ -4,8 +4,8 @@
 
 namespace kvgen {
 
-// `Cap::kValue` is the cap as a float.
-template <class Cap>
+// `Modifier::kCap` is the cap as a float.
+template <class Modifier>
 struct Softcap {
   static constexpr bool kActive = true;
   static constexpr float kLargeCap = 256.f;
@@ -14,8 +14,8 @@ struct Softcap {
   // would be too coarse for caps of 30 and more. The error of this form is the same for all scores and grows with the cap, so small scores
   // under a large cap take the series of tanh, whose error is relative.
   __device__ static float apply(float x, const ScorePlace&) {
-    constexpr float kExponent = 2.f / Cap::kValue, kLimit = Cap::kValue * 1.4426950408889634f;
-    if constexpr (Cap::kValue >= kLargeCap) {
+    constexpr float kExponent = 2.f / Modifier::kCap, kLimit = Modifier::kCap * 1.4426950408889634f;
+    if constexpr (Modifier::kCap >= kLargeCap) {
       const float y = x / kLimit, z = y * y;
       const float series = fmaf(z, fmaf(z, fmaf(z, -17.f / 315.f, 2.f / 15.f), -1.f / 3.f), 1.f);
       if (fabsf(y) < 0.25f) return x * series;

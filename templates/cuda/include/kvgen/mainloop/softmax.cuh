@@ -18,7 +18,7 @@ constexpr float kScaleOfConstants = 1.f / 1024;  // with kZerosInScales: replace
 // Whether zeros of V are in units of the scale and meet the rounded weights, as the codes do: then the rounding error of a weight is
 // multiplied by the value, and not by the code. The error of 2-bit codes themselves is hundreds of times as large, so kExactQ decides.
 template <class Traits>
-constexpr bool kZerosInScales = Traits::kValuePerToken && (Traits::Value::kBits > 2 || Traits::kExactQ);
+constexpr bool kZerosInScales = Traits::kValuePerToken && (!Traits::Value::Codec::kNarrow || Traits::kExactQ);
 
 // A warp's softmax state of one tile of query rows. Lane (g, t) = (lane / 4, lane % 4) holds rows 2t and 2t + 1; with kQueryTwice, of four
 // rows, t % 2 in place of t.

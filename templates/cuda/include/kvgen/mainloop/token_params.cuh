@@ -40,8 +40,8 @@ __device__ __forceinline__ void load_row_params(uint32_t address, int lane, floa
         scale[m_tile][q][0] = first.x, zero[m_tile][q][0] = first.y, scale[m_tile][q][1] = second.x, zero[m_tile][q][1] = second.y;
       } else {
         const float2 v = __half22float2(ptx::as_half2(ptx::load_shared4(address + at * kRowBytes)));
-        scale[m_tile][q][0] = v.x, zero[m_tile][q][0] = -v.x * Quant::kOffset;
-        scale[m_tile][q][1] = v.y, zero[m_tile][q][1] = -v.y * Quant::kOffset;
+        scale[m_tile][q][0] = v.x, zero[m_tile][q][0] = -v.x * Quant::Codec::kOffset;
+        scale[m_tile][q][1] = v.y, zero[m_tile][q][1] = -v.y * Quant::Codec::kOffset;
       }
     }
 }
@@ -53,7 +53,7 @@ template <class Traits>
 __device__ __forceinline__ void load_value_params(uint32_t address, int lane, ValueParams<Traits>& params) {
   if constexpr (Traits::kValuePerToken) {
     load_row_params<Traits, typename Traits::Value, Traits::kValueGroups>(address, lane, params.scale, params.zero);
-    constexpr float kTop = (1 << Traits::Value::kBits) - 1;
+    constexpr float kTop = Traits::Value::Codec::kTop;
 #pragma unroll
     for (int m_tile = 0; m_tile < Traits::kMTiles; ++m_tile)
 #pragma unroll
@@ -66,7 +66,7 @@ __device__ __forceinline__ void load_value_params(uint32_t address, int lane, Va
             if constexpr (Traits::Value::kZero)
               zero[half] = fmaf(zero[half], ptx::reciprocal(scale[half]), half == 0 ? kTop : 0.f);
             else
-              zero[half] = (half == 0 ? kTop : 0.f) - Traits::Value::kOffset;
+              zero[half] = (half == 0 ? kTop : 0.f) - Traits::Value::Codec::kOffset;
           }
         } else {
           scale[0] += kSmallestScale, scale[1] += kSmallestScale;

@@ -2,7 +2,7 @@
 #pragma once
 #include <algorithm>
 
-#include "kvgen/format/packed_format.cuh"
+#include "kvgen/format/fragments.cuh"
 #include "kvgen/schedule/split_model.cuh"
 #include "kvgen/schedule/work_queue.cuh"
 
@@ -56,6 +56,7 @@ struct Traits : Schedule {
   using Key = typename Format::Key;
   using Value = typename Format::Value;
   static constexpr int kHeadDim = Format::kHeadDim;
+  static constexpr bool kPaged = Format::kPaged;
   static constexpr int kThreads = Schedule::kWarps * 32;
   static constexpr int kReduceThreads = kThreads / Schedule::kReducedHeads;  // threads that reduce the splits of a head
 
@@ -85,16 +86,16 @@ struct Traits : Schedule {
   // Without exact q, four rows or fewer meet K's codes of 4 bits or 2 as integers: columns 0..3 have the upper byte of q * scale rounded to
   // 16 bits, columns 4..7 the lower one (integer_keys.cuh). With more rows the integers would take two MMAs, and 8-bit MMAs are slower.
   // q * scale is rounded for every set of channel params of a KV tile, which at 32 tokens or fewer costs more than integers save.
-  static constexpr bool kIntegerKeys = kKeyPerChannel && kQueryTwice && !Schedule::kExactQ && Key::kBits <= 4 && Format::kBoosted == 0 &&
-                                       Schedule::kTileSubtiles > 1 && Key::kGroup % 64 == 0;
+  static constexpr bool kIntegerKeys = kKeyPerChannel && kQueryTwice && !Schedule::kExactQ && Key::Codec::kByteOperands &&
+                                       Format::kBoosted == 0 && Schedule::kTileSubtiles > 1 && Key::kGroup % 64 == 0;
   // q * scale is rounded to 16 bits. The rounding error takes part in the MMA where columns are free, or where the schedule pays for more
   // MMAs.
   static constexpr bool kCarryError = kKeyPerChannel && !kIntegerKeys && (kQueryTwice || Schedule::kExactQ);
   static constexpr bool kErrorInCopy = kCarryError && kQueryTwice;  // in columns 4..7
   // Products of 4-bit K leave the mixed form after they were added to those with the rounding error, which are half as many.
-  static constexpr bool kUnmixedSums = kErrorInCopy && Key::kBits == 4;
+  static constexpr bool kUnmixedSums = kErrorInCopy && Key::Codec::kMix == Mix::tile;
   // Lanes exchange products through the shared memory of a sub-tile's K codes, if it is large enough.
-  static constexpr bool kExchangeShared = (kErrorInCopy || kIntegerKeys) && Format::template codes_bytes<Key>() >= 1024;
+  static constexpr bool kExchangeShared = (kErrorInCopy || kIntegerKeys) && Key::kCodesBytes >= 1024;
   static constexpr int kClusterSize = Schedule::kReduction == Reduction::cluster ? Schedule::kCluster : 1;  // CTAs of a split
   // A KV tile is the number of tokens that a warp processes at a time.
   static constexpr int kTileTokens = Schedule::kTileSubtiles * 32;
@@ -110,8 +111,9 @@ struct Traits : Schedule {
   // K per channel: each group of tokens has its own scales, so a sub-tile has as many sets of query operands as of params. (Two sets may be
   // those of one group.)
   static constexpr int kSubtileKeyGroups = kKeyPerChannel && KeyChannelParams::kTokens == 16 ? 2 : 1;
-  static constexpr bool kMixedKeys = kSubtileKeyGroups == 1 || Key::kBits != 2;  // a byte of 2-bit codes has tokens of both groups
-  static constexpr bool kMixedValues = !ValueRuns::kSplit || Value::kBits != 2;  // a byte of two half runs may have two groups of channels
+  // A byte of 2-bit codes of K may have tokens of both groups, and one of two half runs of V channels of two groups.
+  static constexpr bool kMixedKeys = kSubtileKeyGroups == 1 || Key::Codec::kMix != Mix::pair;
+  static constexpr bool kMixedValues = !ValueRuns::kSplit || Value::Codec::kMix != Mix::pair;
   // Groups of K in a softmax step.
   static constexpr int kStepKeyGroups = kKeyPerChannel ? ceil_div(kStepSubtiles * 32, KeyChannelParams::kTokens) : 1;
   // A KV tile that is longer than a block is gathered from several blocks, which may lie on any pages. Such blocks have no channel params.
@@ -125,7 +127,8 @@ struct Traits : Schedule {
   static constexpr int kTileBytes = Schedule::kTileSubtiles * kSubtileStride;
   static constexpr int kSlotBytes = kTileHeaderBytes + kTileBytes;
   // A stage is the unit of waiting and refilling. Sub-tiles of 2-bit codes are stages of their own, so that more bytes are in flight.
-  static constexpr int kStageSubtiles = Schedule::kCopy == Copy::cp_async && Key::kBits + Value::kBits <= 4 ? 1 : kStepSubtiles;
+  static constexpr int kStageSubtiles =
+      Schedule::kCopy == Copy::cp_async && Key::Codec::kNarrow && Value::Codec::kNarrow ? 1 : kStepSubtiles;
   static constexpr int kTileStages = Schedule::kTileSubtiles / kStageSubtiles;
   static constexpr int kStageBytes = kStageSubtiles * kSubtileStride;
   static constexpr int kStages = kTileStages * Schedule::kTilesInFlight;
@@ -151,23 +154,12 @@ struct Traits : Schedule {
   // The arrays of shared memory lie where the rendered source says (`Memory`, kvgen/lower/cuda/shared.py).
   static constexpr int kQueryPlainBytes = kQTiles * kHeadDim * 16;  // a second copy of q follows with kErrorInCopy
   static constexpr int kMergeStride = kHeadDim + 1;  // floats; odd, so that the rows and channels of a warp fall into 32 banks
-  static constexpr int kPageEntries = Schedule::kPaged ? 2 * Schedule::kTilesInFlight * kTileBlocks : 0;  // of a warp
+  static constexpr int kPageEntries = kPaged ? 2 * Schedule::kTilesInFlight * kTileBlocks : 0;  // of a warp
   using Memory = typename Schedule::Memory;
   static_assert(kSlotBytes == Memory::kSlot && Memory::kScalars - Memory::kWorkTiles == Schedule::kWarps * WorkQueue::kWarpBytes);
   static_assert(Memory::kFlags - Memory::kScalars == (kQTiles * 8 * (1 + kKeyGroups) + Schedule::kWarps * 8 * 2) * 4);
   static_assert(Memory::kMerge - Memory::kQuery >= kQueryPlainBytes * (kErrorInCopy ? 2 : 1));
   static_assert(Memory::kPages - Memory::kMerge >= Schedule::kWarps * kTileQRows * kMergeStride * 4);
 };
-
-// The code fields of one byte belong to different rows and are not shifted down before the MMA. The products of a row are multiplied by
-// this factor afterwards.
-template <int kBits>
-__host__ __device__ constexpr float row_factor(int tile, int half) {
-  return kBits == 4 ? (half ? 1.f / 16 : 1.f) : kBits == 2 ? (tile ? (half ? 1.f / 64 : 1.f / 16) : (half ? 1.f / 4 : 1.f)) : 1.f;
-}
-
-// The bits of a code, read as fp16, are the denormal code * 2^-24, which is exact.
-template <class Quant>
-constexpr float kCodeUnit = Quant::kQuantized ? 1.f / 16777216.f : 1.f;
 
 }  // namespace kvgen

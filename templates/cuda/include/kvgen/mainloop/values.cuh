@@ -19,24 +19,24 @@ template <class Traits, int kStepSubtiles>
 __device__ __forceinline__ void multiply_values(uint32_t codes, uint32_t params, int token, int lane,
                                                 const Weights<Traits> (&weights)[Traits::kQTiles][kStepSubtiles], int s,
                                                 State<Traits> (&state)[Traits::kQTiles]) {
-  constexpr int kBits = Traits::Value::kBits;
-  constexpr int kTiles = Traits::Format::kValueRows / Fragment<kBits>::kRows;
-  constexpr bool kWhole = Traits::Format::kValueRows == Traits::kHeadDim;  // else the last words hold one row tile, not two
+  using Codec = typename Traits::Value::Codec;
+  constexpr int kTiles = Traits::Value::kCodeChannels / Codec::kRows;
+  constexpr bool kWhole = Traits::Value::kCodeChannels == Traits::kHeadDim;  // else the last words hold one row tile, not two
   constexpr int kTilesPerGroup = Traits::kRowTiles / Traits::kValueGroups;
-  visit_subtile<kBits, 2 * kTiles, Traits::kHalfStride>(codes, lane, [&](int pair, const uint32_t* words) {
+  visit_subtile<Codec, 2 * kTiles, Traits::kHalfStride>(codes, lane, [&](int pair, const uint32_t* words) {
     const int k_step = pair / kTiles, at = token + 16 * k_step;
 #pragma unroll
     for (int tile = 0; tile < Traits::kQTiles; ++tile)
       if (pair % kTiles == 0) state[tile].group.begin(at);
-    expand<kBits, typename Traits::Format::Element, true, Traits::kMixedValues>(
-        words, pair % kTiles, [&](int rows, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3) {
-          if (!kWhole && rows >= Traits::kRowTiles) return;
+    Codec::template expand<true, Traits::kMixedValues>(words, pair % kTiles,
+                                                       [&](int rows, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3) {
+                                                         if (!kWhole && rows >= Traits::kRowTiles) return;
 #pragma unroll
-          for (int tile = 0; tile < Traits::kQTiles; ++tile) {
-            const uint32_t(&b)[2] = weights[tile][s][rows / kTilesPerGroup][k_step];
-            ptx::mma(code_sums(state[tile])[rows], a0, a1, a2, a3, b[0], b[1]);
-          }
-        });
+                                                         for (int tile = 0; tile < Traits::kQTiles; ++tile) {
+                                                           const uint32_t(&b)[2] = weights[tile][s][rows / kTilesPerGroup][k_step];
+                                                           ptx::mma(code_sums(state[tile])[rows], a0, a1, a2, a3, b[0], b[1]);
+                                                         }
+                                                       });
 #pragma unroll
     for (int tile = 0; tile < Traits::kQTiles; ++tile)
       if (pair % kTiles == kTiles - 1) state[tile].group.end(at, weights[tile][s][0][k_step], params, lane, state[tile].out);
@@ -47,14 +47,14 @@ __device__ __forceinline__ void multiply_values(uint32_t codes, uint32_t params,
 template <class Traits>
 __device__ __forceinline__ void unmix_values(State<Traits>& state) {
   if constexpr (Traits::kValuePerChannel) return;
-  constexpr int kBits = Traits::Value::kBits;
+  using Codec = typename Traits::Value::Codec;
   float none[4] = {};  // stands in for the second tile of a pair that has one tile only
 #pragma unroll
   for (int u = 0; u < Traits::kRowTiles; u += 2) {
-    if constexpr (Traits::kMixedValues) unmix<kBits>(state.out[u], u + 1 < Traits::kRowTiles ? state.out[u + 1] : none);
+    if constexpr (Traits::kMixedValues) Codec::unmix(state.out[u], u + 1 < Traits::kRowTiles ? state.out[u + 1] : none);
 #pragma unroll
     for (int i = 0; i < 8 && u + i / 4 < Traits::kRowTiles; ++i)
-      state.out[u + i / 4][i % 4] *= row_factor<kBits>(i / 4, i % 4 / 2) / kCodeUnit<typename Traits::Value>;
+      state.out[u + i / 4][i % 4] *= Codec::row_factor(i / 4, i % 4 / 2) / Codec::kUnit;
   }
 }
 
@@ -62,14 +62,14 @@ __device__ __forceinline__ void unmix_values(State<Traits>& state) {
 template <class Traits>
 __device__ __forceinline__ void mix_values(State<Traits>& state) {
   if constexpr (Traits::kValuePerChannel) return;
-  constexpr int kBits = Traits::Value::kBits;
+  using Codec = typename Traits::Value::Codec;
   float none[4] = {};
 #pragma unroll
   for (int u = 0; u < Traits::kRowTiles; u += 2) {
 #pragma unroll
     for (int i = 0; i < 8 && u + i / 4 < Traits::kRowTiles; ++i)
-      state.out[u + i / 4][i % 4] *= kCodeUnit<typename Traits::Value> / row_factor<kBits>(i / 4, i % 4 / 2);
-    if constexpr (Traits::kMixedValues) mix<kBits>(state.out[u], u + 1 < Traits::kRowTiles ? state.out[u + 1] : none);
+      state.out[u + i / 4][i % 4] *= Codec::kUnit / Codec::row_factor(i / 4, i % 4 / 2);
+    if constexpr (Traits::kMixedValues) Codec::mix(state.out[u], u + 1 < Traits::kRowTiles ? state.out[u + 1] : none);
   }
 }
 

@@ -4,7 +4,7 @@
 
 #include "kvgen/host/checks.cuh"
 #include "kvgen/matrix/arguments.hpp"
-#include "kvgen/matrix/launch.cuh"
+#include "kvgen/matrix/kernels.cuh"
 
 namespace kvgen::matrix {
 

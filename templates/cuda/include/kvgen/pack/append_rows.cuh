@@ -42,7 +42,7 @@ struct PositionRows {
 };
 
 // One CTA per (head, block that may become full, sequence).
-template <class Format, bool kPaged, int kPlaces, int kThreads>
+template <class Format, int kThreads>
 __global__ void __launch_bounds__(kThreads, pack_ctas<Format>()) pack_blocks_kernel(const PackArgs args) {
   using ResidualRows = typename Format::ResidualRows;
   static_assert(pack_smem_bytes<Format>() <= 48 * 1024);
@@ -52,11 +52,11 @@ __global__ void __launch_bounds__(kThreads, pack_ctas<Format>()) pack_blocks_ker
   const Lengths lengths(args, sequence);
   const int block = ResidualRows::packed_blocks(lengths.before) + nth;
   const int after = ResidualRows::packed_blocks(lengths.after);
-  if (block >= after || block < WindowPlaces<kPlaces>::first(after)) return;  // later blocks take the places of earlier ones
+  if (block >= after || block < WindowPlaces<Format::kWindowPlaces>::first(after)) return;  // later blocks take the places of earlier ones
   const int first = ResidualRows::kSink + block * Format::kTokens;
   pack_block<Format, kThreads>(PositionRows<Format>(cache, cache.k_residual, args.k, sequence, head, first, lengths.before),
                                PositionRows<Format>(cache, cache.v_residual, args.v, sequence, head, first, lengths.before),
-                               cache.block<kPaged, kPlaces>(sequence, head, block, Format::kBlockBytes), smem);
+                               cache.block<Format>(sequence, head, block), smem);
 }
 
 constexpr int kStoreThreads = 256;

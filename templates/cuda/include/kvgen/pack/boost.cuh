@@ -1,7 +1,7 @@
 // Boosted channels of K (Kitty): chooses them for every group of tokens, and packs their codes of 4 bits.
 #pragma once
 #include "kvgen/format/places.cuh"
-#include "kvgen/pack/channel_scalers.cuh"
+#include "kvgen/pack/scalers.cuh"
 
 namespace kvgen::packing {
 
@@ -12,10 +12,10 @@ struct BoostStats {
   static constexpr bool kUsed = Format::kBoosted > 0;
   static constexpr int kDim = Format::kHeadDim;
   static constexpr int kGroups = ChannelStats<Format, Which::key>::kGroups;
-  static constexpr int kSlices = kUsed && Format::Key::kSelect == Select::mean_abs ? 4 : 0;
+  static constexpr int kSlices = kUsed && Format::kSelect == Select::mean_abs ? 4 : 0;
   static constexpr int kSums = ChannelStats<Format, Which::key>::kBytes;
   static constexpr int kKeys = kSums + kSlices * kDim * 8;
-  static constexpr int kChosen = kKeys + (kUsed && Format::Key::kSelect != Select::fixed ? kDim * 8 : 0);
+  static constexpr int kChosen = kKeys + (kUsed && Format::kSelect != Select::fixed ? kDim * 8 : 0);
   static constexpr int kIndex = kChosen + (kUsed ? kGroups * kDim : 0);
   static constexpr int kEnd = kIndex + (kUsed ? kGroups * Format::kBoosted : 0);
 };
@@ -23,10 +23,10 @@ struct BoostStats {
 // The largest code of the i-th scaler of K or V.
 template <class Format, Which kWhich>
 __device__ __forceinline__ float levels_of(const uint8_t* smem, int i) {
-  using Quant = typename Places<Format, kWhich>::Quant;
+  using Codec = typename Places<Format, kWhich>::Codec;
   if constexpr (Format::kBoosted > 0 && kWhich == Which::key)
-    return smem[BoostStats<Format>::kChosen + i] ? Quant::kMaxBoosted : Quant::kMaxCode;
-  return Quant::kMaxCode;
+    return smem[BoostStats<Format>::kChosen + i] ? Codec::kMaxBoosted : Codec::kMaxCode;
+  return Codec::kMaxCode;
 }
 
 // Numbers that are not negative, as integers of the same order. NaN is ordered as well, so the number of chosen channels is fixed.
@@ -57,7 +57,7 @@ __device__ __forceinline__ void sum_magnitudes(KRow&& k_row, int group, uint8_t*
 template <class Format, int kThreads, class KRow>
 __device__ __forceinline__ void channel_keys(KRow&& k_row, int group, uint8_t* smem) {
   using Stats = BoostStats<Format>;
-  constexpr bool kMean = Format::Key::kSelect == Select::mean_abs;
+  constexpr bool kMean = Format::kSelect == Select::mean_abs;
   if constexpr (kMean) {
     sum_magnitudes<Format, kThreads>(k_row, group, smem);
     __syncthreads();
@@ -79,7 +79,7 @@ __device__ __forceinline__ void channel_keys(KRow&& k_row, int group, uint8_t* s
 template <class Format>
 __device__ __forceinline__ int rank_of(const uint8_t* smem, int channel) {
   using Stats = BoostStats<Format>;
-  if constexpr (Format::Key::kSelect == Select::fixed) return channel;
+  if constexpr (Format::kSelect == Select::fixed) return channel;
   const uint64_t* keys = reinterpret_cast<const uint64_t*>(smem + Stats::kKeys);
   const uint64_t mine = keys[channel];
   int rank = 0;
@@ -95,7 +95,7 @@ __device__ __forceinline__ void select_boosted(KRow&& k_row, uint8_t* block, uin
 #pragma unroll 1
   for (int group = 0; group < Stats::kGroups; ++group) {
     uint8_t *chosen = smem + Stats::kChosen + group * Stats::kDim, *index = smem + Stats::kIndex + group * Format::kBoosted;
-    if constexpr (Format::Key::kSelect != Select::fixed) {
+    if constexpr (Format::kSelect != Select::fixed) {
       channel_keys<Format, kThreads>(k_row, group, smem);
       __syncthreads();
     }
@@ -133,7 +133,7 @@ __device__ __forceinline__ void pack_boosted(KRow&& k_row, uint8_t* block, const
       uint32_t low = 0, high = 0;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const uint32_t code = exact_code<Key, Key::kMaxBoosted>(__fsub_rn(to_float(k_row(row + 8 * i)[channel]), zero), scale);
+        const uint32_t code = Key::Codec::template exact_code<Key::Codec::kMaxBoosted>(to_float(k_row(row + 8 * i)[channel]), zero, scale);
         low |= (code & 3) << 2 * i, high |= code >> 2 << 2 * i;
       }
       block[Places::code_bit(row, channel) / 8] = static_cast<uint8_t>(low);

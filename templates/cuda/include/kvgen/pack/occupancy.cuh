@@ -1,6 +1,6 @@
 // The threads of packing CTAs, and how many CTAs share an SM.
 #pragma once
-#include "kvgen/pack/thresholds.cuh"
+#include "kvgen/pack/words.cuh"
 
 namespace kvgen::packing {
 
@@ -16,9 +16,9 @@ constexpr int pack_threads() {
 template <class Format>
 constexpr int pack_ctas() {
   using Element = typename Format::Element;
-  constexpr bool kByThresholds = by_thresholds<typename Format::Key, Element>() && by_thresholds<typename Format::Value, Element>();
-  constexpr bool kMoreThreads = KVGEN_SM90 && (Format::Key::kBits == 4 || Format::Key::kBits == 8);
-  return (kByThresholds ? 1024 : kMoreThreads ? 768 : 512) / pack_threads<Format>();
+  constexpr bool kByThresholds =
+      Format::Key::Codec::template kByThresholds<Element> && Format::Value::Codec::template kByThresholds<Element>;
+  return (kByThresholds ? 1024 : Format::Key::Codec::kPackThreads) / pack_threads<Format>();
 }
 
 }  // namespace kvgen::packing

@@ -35,7 +35,7 @@ __device__ __forceinline__ void fill_residual(TokenRows<Element> k, TokenRows<El
 
 // One CTA per (head, block that may become full, sequence). Only the first CTA of a sequence writes to the residual: it completes the block
 // that the residual has begun, packs it from there, and stores the tokens behind the last full block.
-template <class Format, bool kPaged, int kPlaces, int kThreads>
+template <class Format, int kThreads>
 __global__ void __launch_bounds__(kThreads, pack_ctas<Format>()) pack_kernel(const PackArgs args) {
   using Element = typename Format::Element;
   constexpr int kTokens = Format::kTokens;
@@ -67,25 +67,25 @@ __global__ void __launch_bounds__(kThreads, pack_ctas<Format>()) pack_kernel(con
     if (block >= full) return;
     __syncthreads();
   }
-  if (block < full && block >= WindowPlaces<kPlaces>::first(full)) {  // later blocks take the places of earlier ones
+  if (block < full && block >= WindowPlaces<Format::kWindowPlaces>::first(full)) {  // later blocks take the places of earlier ones
     const TokenRows<Element> k = begun ? TokenRows<Element>{k_residual, Format::kHeadDim} : fresh(args.k, block * kTokens);
     const TokenRows<Element> v = begun ? TokenRows<Element>{v_residual, Format::kHeadDim} : fresh(args.v, block * kTokens);
-    pack_block<Format, kThreads>(k, v, cache.block<kPaged, kPlaces>(sequence, head, block, Format::kBlockBytes), smem);
+    pack_block<Format, kThreads>(k, v, cache.block<Format>(sequence, head, block), smem);
   }
   if (nth == 0) keep(full * kTokens, end - full * kTokens);
 }
 
 }  // namespace packing
 
-template <class Format, bool kPaged, int kPlaces = 0>
+template <class Format>
 cudaError_t launch_pack(const PackArgs& args, cudaStream_t stream) {
   if (args.cache.batch == 0 || args.cache.kv_heads == 0 || args.tokens == 0) return cudaSuccess;
   constexpr int kThreads = packing::pack_threads<Format>();
   const dim3 grid(args.cache.kv_heads * ceil_div(args.tokens, Format::kTokens), args.cache.batch);
   if constexpr (Format::ResidualRows::kRows == Format::kTokens) {
-    packing::pack_kernel<Format, kPaged, kPlaces, kThreads><<<grid, kThreads, 0, stream>>>(args);
+    packing::pack_kernel<Format, kThreads><<<grid, kThreads, 0, stream>>>(args);
   } else {
-    packing::pack_blocks_kernel<Format, kPaged, kPlaces, kThreads><<<grid, kThreads, 0, stream>>>(args);
+    packing::pack_blocks_kernel<Format, kThreads><<<grid, kThreads, 0, stream>>>(args);
     const int stored = std::min(args.tokens, Format::ResidualRows::kRows);
     const dim3 store_grid(args.cache.kv_heads * ceil_div(stored, packing::kStoreTokens), args.cache.batch);
     packing::store_rows_kernel<Format><<<store_grid, packing::kStoreThreads, 0, stream>>>(args);

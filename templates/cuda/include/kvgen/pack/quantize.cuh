@@ -3,11 +3,9 @@
 #pragma once
 #include <algorithm>
 
-#include "kvgen/pack/assemble.cuh"
 #include "kvgen/pack/boost.cuh"
-#include "kvgen/pack/channel_scalers.cuh"
-#include "kvgen/pack/extremes.cuh"
-#include "kvgen/pack/token_scalers.cuh"
+#include "kvgen/pack/scalers.cuh"
+#include "kvgen/pack/words.cuh"
 
 namespace kvgen {
 namespace packing {
@@ -42,10 +40,27 @@ __device__ __forceinline__ auto picked(Get&& get, int index) {
   return x;
 }
 
+// Encodes eight values. Returns whether one of them is close to a tie. `scalers` gives zero(i) and inverse(i).
+template <class Codec, class Scalers>
+__device__ __forceinline__ bool encode(const float (&values)[8], const Scalers& scalers, uint32_t (&codes)[8]) {
+  bool close = false;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) codes[i] = Codec::quick_code(values[i], scalers.zero(i), scalers.inverse(i), close);
+  return close;
+}
+
+// The difference between the exact code and the quick code.
+template <class Codec, class Scalers>
+__device__ __forceinline__ uint32_t correction(float value, const Scalers& scalers, int i) {
+  const Scaler s = scalers.scaler(i);
+  bool close;
+  return Codec::exact_code(value, s.zero, s.scale) - Codec::quick_code(value, s.zero, s.inverse, close);
+}
+
 // Encodes a lane's words of a run. Near ties are corrected after all rows are encoded: one branch, which is rarely taken and short.
 template <class Places, class Element, class Vector, class Scalers>
 __device__ __forceinline__ void encode_words(Vector&& vector, Scalers&& scalers, uint32_t (&words)[Places::kWordsPerRun]) {
-  using Quant = typename Places::Quant;
+  using Codec = typename Places::Codec;
   Fields<Places> fields;
   float values[8];
   uint32_t codes[8];
@@ -53,7 +68,7 @@ __device__ __forceinline__ void encode_words(Vector&& vector, Scalers&& scalers,
 #pragma unroll
   for (int lane_row = 0; lane_row < Places::kLaneRows; ++lane_row) {
     unpack_vector<Element>(vector(lane_row), values);
-    close |= encode<Quant>(values, scalers(lane_row), codes) ? 1 << lane_row : 0;
+    close |= encode<Codec>(values, scalers(lane_row), codes) ? 1 << lane_row : 0;
     fields.add(lane_row, codes);
   }
   if (close) {
@@ -63,8 +78,8 @@ __device__ __forceinline__ void encode_words(Vector&& vector, Scalers&& scalers,
       if ((close >> lane_row & 1) == 0) continue;
       const float2 x = to_floats(component(picked<Places::kLaneRows>(vector, lane_row), j), Element());
       const auto s = picked<Places::kLaneRows>(scalers, lane_row);
-      fields.change(lane_row, 2 * j, correction<Quant>(x.x, s, 2 * j));
-      fields.change(lane_row, 2 * j + 1, correction<Quant>(x.y, s, 2 * j + 1));
+      fields.change(lane_row, 2 * j, correction<Codec>(x.x, s, 2 * j));
+      fields.change(lane_row, 2 * j + 1, correction<Codec>(x.y, s, 2 * j + 1));
     }
   }
 #pragma unroll
@@ -100,9 +115,9 @@ __device__ __forceinline__ void pack_chunk(Vector&& vector, int token, int x, ui
     uint32_t run_words[Places::kWordsPerRun];
     const auto run = [&](int lane_row) { return vector(lane_row, i); };
     const auto coders = [&](int lane_row) { return scalers(lane_row, i); };
-    if constexpr (by_thresholds<Quant, Element>()) {
+    if constexpr (Quant::Codec::template kByThresholds<Element>) {
       count_words<Places>(run, coders, run_words);
-    } else if constexpr (Quant::kQuantized) {
+    } else if constexpr (Quant::Codec::kQuantized) {
       encode_words<Places, Element>(run, coders, run_words);
     } else {
       uint32_t pairs[Places::kLaneRows][4];
@@ -156,7 +171,7 @@ __device__ __forceinline__ void pack_by_token(Row&& row, uint8_t* block) {
   using Element = typename Format::Element;
   using Quant = typename Places::Quant;
   constexpr int kRuns = Places::Runs::kCount;
-  constexpr int kGroupRuns = Quant::kQuantized ? kRuns * Quant::kGroup / Format::kHeadDim : greatest_common_divisor(2, kRuns);
+  constexpr int kGroupRuns = Quant::Codec::kQuantized ? kRuns * Quant::kGroup / Format::kHeadDim : greatest_common_divisor(2, kRuns);
   using Group = LaneVectors<Places, Element, kGroupRuns>;
   constexpr int kChunk = Group::kInRegisters ? kGroupRuns : greatest_common_divisor(chunk_runs<Places>(), kGroupRuns);
 #pragma unroll 1
@@ -165,7 +180,7 @@ __device__ __forceinline__ void pack_by_token(Row&& row, uint8_t* block) {
     for (int start = 0; start < kRuns; start += kGroupRuns) {
       const Group vectors(row, token, start);
       TokenCoder<Places, Element> scalers[Places::kLaneRows];
-      if constexpr (Quant::kQuantized) token_scalers(vectors, token, start, block, scalers);
+      if constexpr (Quant::Codec::kQuantized) token_scalers(vectors, token, start, block, scalers);
 #pragma unroll 1
       for (int x = 0; x < kGroupRuns; x += kChunk)
         pack_chunk<Places, Element, kChunk>([&](int lane_row, int i) { return vectors(lane_row, (Group::kInRegisters ? 0 : x) + i); },

@@ -4,8 +4,8 @@
 #include <algorithm>
 
 #include "kvgen/host/args.cuh"
-#include "kvgen/pack/assemble.cuh"
 #include "kvgen/pack/quantize.cuh"
+#include "kvgen/pack/words.cuh"
 
 namespace kvgen {
 namespace unpacking {
@@ -24,11 +24,6 @@ __device__ __forceinline__ Element rounded(float x) {
     return __float2bfloat16_rn(x);
 }
 
-// Converts integers below 2^23 to floats, minus `offset`, which is cheaper than a conversion instruction.
-__device__ __forceinline__ float to_float_code(uint32_t code, int offset) {
-  return __uint_as_float(0x4b000000u | code) - (8388608.f + offset);
-}
-
 template <class Places>
 __device__ __forceinline__ float param(const uint8_t* block, int kind, int token, int channel) {
   return __half2float(*reinterpret_cast<const __half*>(block + Places::param_offset(kind, token, channel)));
@@ -38,7 +33,7 @@ __device__ __forceinline__ float param(const uint8_t* block, int kind, int token
 template <class Places>
 struct Affine {
   using Quant = typename Places::Quant;
-  static constexpr int kCount = Quant::kAxis == Axis::channel ? 8 : 1;
+  static constexpr int kCount = Quant::kPerChannel ? 8 : 1;
   float scale[kCount], zero[kCount];
 
   __device__ __forceinline__ Affine(const uint8_t* block, int token, int channel, bool half) {
@@ -51,7 +46,7 @@ struct Affine {
     }
   }
   __device__ __forceinline__ float operator()(uint32_t code, int i) const {
-    return __fmaf_rn(to_float_code(code, Quant::kOffset), scale[i % kCount], zero[i % kCount]);
+    return __fmaf_rn(Quant::Codec::decode(code), scale[i % kCount], zero[i % kCount]);
   }
 };
 
@@ -74,7 +69,7 @@ __device__ __forceinline__ void extract_codes(const uint32_t* words, uint32_t (&
 template <class Places, class Element>
 __device__ __forceinline__ void dequantize(const uint8_t* block, const uint32_t* words, int token, int x, uint4 (&out)[Places::kLaneRows]) {
   using Quant = typename Places::Quant;
-  if constexpr (!Quant::kQuantized) {
+  if constexpr (!Quant::Codec::kQuantized) {
     uint32_t pairs[Places::kLaneRows][4];
 #pragma unroll
     for (int w = 0; w < Places::kWordsPerRun; ++w) pairs[Places::pair(w).lane_row][Places::pair(w).channel] = words[w];
@@ -170,7 +165,7 @@ __device__ __forceinline__ void unpack_boosted(const uint8_t* block, int tokens,
       for (int i = 0; i < 4; ++i) {
         const uint32_t code = (low >> 2 * i & 3) | (high >> 2 * i & 3) << 2;
         if (const int at = first + 8 * i; at < tokens)
-          row(at)[channel] = rounded<typename Format::Element>(__fmaf_rn(to_float_code(code, 0), scale, zero));
+          row(at)[channel] = rounded<typename Format::Element>(__fmaf_rn(Places::Codec::decode(code), scale, zero));
       }
     }
   }
@@ -178,7 +173,7 @@ __device__ __forceinline__ void unpack_boosted(const uint8_t* block, int tokens,
 
 // One CTA per (head, run of kTokens positions, sequence): first the runs of the sink, then those of packed blocks and of the unquantized
 // tokens behind them.
-template <class Format, bool kPaged, int kPlaces>
+template <class Format>
 __global__ void __launch_bounds__(kThreads, 4) unpack_kernel(const UnpackArgs args) {
   using Element = typename Format::Element;
   using ResidualRows = typename Format::ResidualRows;
@@ -192,9 +187,9 @@ __global__ void __launch_bounds__(kThreads, 4) unpack_kernel(const UnpackArgs ar
   const int tokens = min(end - start, Format::kTokens);
   if (tokens <= 0) return;
   const bool packed = block >= 0 && block < ResidualRows::packed_blocks(length);
-  if (packed && block < WindowPlaces<kPlaces>::first(ResidualRows::packed_blocks(length + ResidualRows::kRollback))) return;
-  if (kPaged && packed && cache.page_of(sequence, block) < 0) return;  // the sliding window has passed it
-  const uint8_t* bytes = packed ? cache.block<kPaged, kPlaces>(sequence, head, block, Format::kBlockBytes) : nullptr;
+  if (packed && block < WindowPlaces<Format::kWindowPlaces>::first(ResidualRows::packed_blocks(length + ResidualRows::kRollback))) return;
+  if (Format::kPaged && packed && cache.page_of(sequence, block) < 0) return;  // the sliding window has passed it
+  const uint8_t* bytes = packed ? cache.block<Format>(sequence, head, block) : nullptr;
   const auto k_row = [&](int token) { return args.k.row<Element>(sequence, start + token, head); };
   const auto v_row = [&](int token) { return args.v.row<Element>(sequence, start + token, head); };
   if (packed) {
@@ -219,12 +214,12 @@ __global__ void __launch_bounds__(kThreads, 4) unpack_kernel(const UnpackArgs ar
 
 }  // namespace unpacking
 
-template <class Format, bool kPaged, int kPlaces = 0>
+template <class Format>
 cudaError_t launch_unpack(const UnpackArgs& args, cudaStream_t stream) {
   if (args.cache.batch == 0 || args.cache.kv_heads == 0 || args.tokens == 0) return cudaSuccess;
   const int runs = unpacking::kSinkRuns<Format> + ceil_div(std::max(args.tokens - Format::ResidualRows::kSink, 0), Format::kTokens);
   const dim3 grid(args.cache.kv_heads * runs, args.cache.batch);
-  unpacking::unpack_kernel<Format, kPaged, kPlaces><<<grid, unpacking::kThreads, 0, stream>>>(args);
+  unpacking::unpack_kernel<Format><<<grid, unpacking::kThreads, 0, stream>>>(args);
   return cudaGetLastError();
 }
 

@@ -19,7 +19,7 @@ struct L2Prefetch {
   static constexpr int kWarpLimit = kSmBytes / (Traits::kCtasPerSm * Traits::kWarps) / 128 * 128;
   static constexpr int kWarpBytes =
       std::min(kWarpLimit, align_up(Traits::kSlotBytes, 128));  // the bytes after them belong to another warp's tile
-  static constexpr int kPageBytes = Traits::kPageBlocks * Format::kBlockBytes;
+  static constexpr int kPageBytes = Format::kPageBlocks * Format::kBlockBytes;
 
   // Prefetches a warp's first tile. If it is the first of its block, the block's header is included.
   __device__ __forceinline__ static void prefetch_tiles(const AttendArgs& args, const Head& head, int tile, int lane) {
@@ -27,7 +27,7 @@ struct L2Prefetch {
     const int within = tile % Traits::kTilesPerBlock, block = tile / Traits::kTilesPerBlock * (Traits::kGathered ? Traits::kTileBlocks : 1);
     const int skipped = within ? Format::kHeaderBytes + within * Traits::kTileBytes : 0;
     const CacheArgs& cache = args.cache;
-    const int64_t begin = WindowPlaces<Traits::kWindowPlaces>::place(block) * Format::kBlockBytes + skipped;
+    const int64_t begin = WindowPlaces<Format::kWindowPlaces>::place(block) * Format::kBlockBytes + skipped;
     const int64_t end =
         min(begin + kWarpBytes, static_cast<int64_t>(min(cache.blocks, ResidualRows::packed_blocks(args.max_len))) * Format::kBlockBytes);
     const uint8_t* from = cache.packed + head.head * cache.head_stride_bytes;

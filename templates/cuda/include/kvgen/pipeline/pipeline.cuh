@@ -1,8 +1,151 @@
-// A warp's pipeline: its ring of KV tiles, and the iterator that fills the ring.
+// The KV tiles of a warp, through its ring.
 #pragma once
-#include "kvgen/pipeline/kv_tiles.cuh"
+#include "kvgen/host/args.cuh"
+#include "kvgen/pipeline/ring.cuh"
 
 namespace kvgen {
+
+// The KV tile iterator of a warp. It gives the addresses of packed tiles, through the block table if the cache is paged.
+
+// Computes the addresses of a head's KV tiles, for one lane.
+template <class Traits>
+struct TileAddresses {
+  static constexpr int kEntries = Traits::kTileBlocks;  // block-table entries per tile
+  const uint8_t* start;                                 // the head's blocks; in a paged cache, the head's blocks within page 0
+  const int* pages;                                     // the sequence's row of the block table
+  int lane, stride;                                     // distance of the warp's tiles
+  int first_block = 0;                                  // earlier blocks may have no page, since the sliding window has passed them
+
+  __device__ TileAddresses(int lane_, int stride_) : lane(lane_), stride(stride_) {}
+  __device__ __forceinline__ void set_head(const AttendArgs& args, const Head& head) {
+    // The lanes of a gathered tile exchange block addresses, so the lane's offset is added later.
+    start = args.cache.packed + head.head * args.cache.head_stride_bytes + (Traits::kGathered ? 0 : lane * 16);
+    if constexpr (Traits::kPaged)
+      pages = args.cache.block_table + static_cast<int64_t>(head.sequence) * args.cache.table_stride;
+    else
+      start += head.sequence * args.cache.outer_stride_bytes;
+    start = ptx::pinned(start);  // otherwise every tile multiplies head and strides again, in 64 bits
+  }
+  // The block-table entry of the `which`-th block of a tile. `length` is the sequence's.
+  __device__ __forceinline__ const int* entry(int tile, int which, int length) const {
+    return pages + block_of(tile, which, length) / Traits::Format::kPageBlocks;
+  }
+  // The address of a tile on a page. Of a gathered tile, each lane gets the address of one block, on its own page.
+  __device__ __forceinline__ TileAddress address(const AttendArgs& args, int tile, int page, int length) const {
+    int64_t block = block_of(tile, min(lane, kEntries - 1), length);
+    const uint8_t* base = start;
+    if constexpr (Traits::kPaged) base += page * args.cache.outer_stride_bytes, block %= Traits::Format::kPageBlocks;
+    base += WindowPlaces<Traits::Format::kWindowPlaces>::place(block) * Traits::Format::kBlockBytes;
+    if constexpr (Traits::kGathered) return {nullptr, nullptr, base, true};
+    const int within = tile % Traits::kTilesPerBlock, key_offset = Traits::KeyChannelParams::offset(within);
+    TileAddress address{base + Traits::Key::kChannelParams + key_offset,
+                        base + Traits::Value::kChannelParams + Traits::ValueChannelParams::offset(within),
+                        base + Traits::Format::kHeaderBytes + within * Traits::kTileBytes, true};
+    if constexpr (Traits::Format::kBoosted > 0)
+      address.index = base + Traits::Format::kBoostIndex + key_offset / Traits::KeyChannelParams::kBytes * Traits::Format::kBoosted;
+    return address;
+  }
+
+ private:
+  // A gathered tile may extend beyond the sequence or before the window. Existing blocks replace the missing ones: masked tokens still
+  // enter the MMA with weight 0, so their bytes must decode to finite values (0 x NaN = NaN).
+  __device__ __forceinline__ int block_of(int tile, int which, int length) const {
+    if constexpr (!Traits::kGathered) return tile / Traits::kTilesPerBlock;
+    const int block = min(tile * Traits::kTileBlocks + which, Traits::Format::ResidualRows::packed_blocks(length) - 1);
+    return Traits::Mask::kWindow > 0 ? max(block, first_block) : block;
+  }
+};
+
+// Prefetches a warp's block-table entries. An entry loaded on demand would wait behind a ring's worth of copies. The entries of the first
+// tiles are loaded into registers. Each later entry is copied to shared memory when the tile kTilesInFlight + 1 before its own is filled.
+template <class Traits>
+struct PagePrefetch {
+  static constexpr int kEntries = TileAddresses<Traits>::kEntries, kTiles = 2 * Traits::kTilesInFlight;
+  static_assert(!Traits::kPaged || (Traits::kTilesInFlight + 1) * kEntries <= 32);
+  int* entries;   // [kTiles][kEntries], in shared memory
+  int first = 0;  // in lane i * kEntries + j: the j-th entry of the i-th tile
+  int round = 0;  // slot of `entries` for the next tile to be filled
+
+  __device__ explicit PagePrefetch(int* entries_) : entries(entries_) {}
+  __device__ __forceinline__ void begin(const TileAddresses<Traits>& addresses, int tile, int end, int length) {
+    const int at = tile + addresses.lane / kEntries * addresses.stride;
+    if (addresses.lane < (Traits::kTilesInFlight + 1) * kEntries && at < end)
+      first = *addresses.entry(at, addresses.lane % kEntries, length);
+  }
+  __device__ __forceinline__ int of_first(int tile, int lane) const {
+    return __shfl_sync(~0u, first, tile * kEntries + min(lane, kEntries - 1));
+  }
+  // Called when a tile is filled: copies the entry of a later one.
+  __device__ __forceinline__ void request(const TileAddresses<Traits>& addresses, int tile, int end, int length) {
+    const int later = tile + (Traits::kTilesInFlight + 1) * addresses.stride;
+    if (addresses.lane < kEntries && later < end)
+      ptx::copy_async<4>(ptx::shared_address(entries + round * kEntries + addresses.lane), addresses.entry(later, addresses.lane, length));
+  }
+  // Called when the oldest tile is released: the page of the tile that replaces it.
+  __device__ __forceinline__ int next(int lane) {
+    if constexpr (Traits::kCopy != Copy::cp_async) {
+      ptx::copy_wait_all();
+      __syncwarp();
+    }
+    const int page = entries[(round + Traits::kTilesInFlight) % kTiles * kEntries + min(lane, kEntries - 1)];
+    round = (round + 1) % kTiles;
+    return page;
+  }
+};
+
+// The KV tiles of one warp: every `stride`-th tile of a head, from `tile` to `end`.
+template <class Traits>
+struct KvTiles {
+  const AttendArgs* args;
+  TileAddresses<Traits> addresses;
+  PagePrefetch<Traits> pages;
+  int tile = 0, end = 0, length = 0;
+
+  // `words`: the warp's array for block-table entries.
+  __device__ KvTiles(const AttendArgs& args_, const Head& head, int stride, int* words, int lane)
+      : args(&args_), addresses(lane, stride), pages(words) {
+    addresses.set_head(*args, head);
+  }
+  // Sets the first tile before the length is known. The cache's capacity bounds it.
+  __device__ __forceinline__ void begin_early(int first) {
+    static_assert(!Traits::kGathered);
+    tile = first;
+    if constexpr (Traits::kPaged) pages.begin(addresses, tile, allocated_tiles(), 0);
+  }
+  __device__ __forceinline__ void limit(int end_, int length_) { end = end_, length = length_; }
+  __device__ __forceinline__ void begin(int first, int end_, int length_, int first_block) {
+    tile = first, addresses.first_block = first_block;
+    limit(end_, length_);
+    if constexpr (Traits::kPaged) pages.begin(addresses, tile, end, length);
+  }
+  // The first tile, if the cache's capacity includes it; the sequence may be shorter. For contiguous caches.
+  __device__ __forceinline__ TileAddress first_allocated() const {
+    return tile < allocated_tiles() ? addresses.address(*args, tile, 0, 0) : TileAddress{};
+  }
+  // The `number`-th of the tiles that fill the ring first.
+  __device__ __forceinline__ TileAddress initial(int number) const {
+    int page = 0;
+    if constexpr (Traits::kPaged) page = pages.of_first(number, addresses.lane);
+    return at(page);
+  }
+  __device__ __forceinline__ void step() { tile += addresses.stride; }
+  // After `step`: the tile that replaces the oldest one.
+  __device__ __forceinline__ TileAddress next() {
+    int page = 0;
+    if constexpr (Traits::kPaged) page = pages.next(addresses.lane);
+    return at(page);
+  }
+  // Copies the block-table entry of a later tile, when the first stage of this one is filled.
+  __device__ __forceinline__ void prefetch_page() {
+    if constexpr (Traits::kPaged) pages.request(addresses, tile, end, length);
+  }
+
+ private:
+  __device__ int allocated_tiles() const { return args->cache.blocks * Traits::kTilesPerBlock; }
+  __device__ __forceinline__ TileAddress at(int page) const {
+    return tile < end ? addresses.address(*args, tile, page, length) : TileAddress{};
+  }
+};
 
 template <class Traits>
 struct Pipeline {

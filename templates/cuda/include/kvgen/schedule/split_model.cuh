@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "kvgen/format/packed_format.cuh"
+#include "kvgen/format/elements.cuh"
 
 namespace kvgen {
 

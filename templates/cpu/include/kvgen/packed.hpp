@@ -1,0 +1,273 @@
+// Attention over a chunk of packed tokens, for C::rows query rows at a time: q . K and p . V.
+#pragma once
+#include "kvgen/chunk.hpp"
+
+namespace kvgen {
+
+// q . K over a chunk of packed tokens, for C::rows query rows at a time.
+
+// Scores of K as it is packed. `q` has rows of head_dim floats, `score` rows of C::chunk.
+template <class C>
+struct PackedKeys {
+  using Op = Operand<C, typename C::Key>;
+  using Code = typename Op::Code;
+  static constexpr int dim = C::kHeadDim;
+  static constexpr int M = C::rows;
+  static constexpr int prefetched = C::prefetch > 0 ? kAllWords : 0;
+  static constexpr bool direct = !Code::quantized || C::Key::kPerChannel || C::Key::kGroup % Code::per_word == 0;
+
+  static constexpr float no_bias[M] = {};
+
+  const Chunk<C>& chunk;
+
+  void scores(const float* q, const float* q_sum, float* score) const {
+    if constexpr (!Code::quantized)
+      plain(q, score);
+    else if constexpr (C::Key::kPerChannel)
+      per_channel(q, score);
+    else
+      per_token(q, q_sum, score);
+  }
+
+  // Prefetches the part of a later tile that the products did not prefetch: the m-th of M parts. The softmax calls this, so that the read
+  // goes on meanwhile.
+  KVGEN_INLINE void prefetch_rest(int m, int tile) const {
+    if constexpr (early > 0 && late > 0) {
+      constexpr int part = (late + M - 1) / M;
+      const uint8_t* from = codes(tile) + prefetch_offset(tile);
+#pragma GCC unroll 8
+      for (int w = early + m * part; w < early + (m + 1) * part; ++w)
+        if (late % M == 0 || w < early + late) __builtin_prefetch(from + w * 64, 0, kSecondLevel);
+    }
+  }
+
+ private:
+  // With K per channel the products prefetch the first words of a later tile, and leave the last half of them to the softmax. Otherwise
+  // they prefetch all.
+  static constexpr int late = Code::quantized && C::Key::kPerChannel ? dim / Code::per_word / 2 : 0;
+  static constexpr int early = C::prefetch > 0 ? dim / Code::per_word - late : 0;
+
+  using Whole = Weights<C, Code, dim>;
+  using Group = Weights<C, Code, dim, C::Key::kGroup>;
+  using Upper = Weights<C, typename Boost<C>::Code, Boost<C>::slots>;
+
+  void plain(const float* q, float* score) const {
+    FloatWeights<Code, M, dim> weights;
+    weights.set(q, dim, no_bias);
+    tiles(weights, 0, chunk.tokens, score);
+  }
+
+  // Scales go into the query, zeros into one number per row.
+  void per_channel(const float* q, float* score) const {
+    alignas(64) float folded[M * dim];
+    alignas(64) float boosted[M * (Boost<C>::slots + 1)];
+    Whole weights;
+    for (int begin = 0; begin < chunk.tokens;) {
+      const uint8_t* block = chunk.block[begin / C::kSubtile];
+      const int group = chunk.in_block(begin) / C::Key::kGroup, end = group_end(chunk, begin, C::Key::kGroup);
+      F32 zeros[M] = {};
+      for (int c = 0; c < dim; c += kLanes) {
+        const Affine a = Op::centered(Op::affine(block, nullptr, group, c));
+        for (int m = 0; m < M; ++m) {
+          const F32 x = load<F32>(q + m * dim + c);
+          store(folded + m * dim + c, x * a.scale);
+          if constexpr (C::Key::kZero) zeros[m] += x * a.zero;
+        }
+      }
+      float bias[M];
+      for (int m = 0; m < M; ++m) bias[m] = sum(zeros[m]);
+      weights.set(folded, dim, bias);
+      tiles(weights, begin, end, score);
+      if constexpr (C::kBoosted > 0) {
+        Upper upper;
+        Boost<C>::weights(folded, block, group, boosted, bias);
+        upper.set(boosted, Boost<C>::slots, bias);
+        for_tiles<shared_tiles<Upper>(C::key_tiles)>(begin / kLanes, end / kLanes,
+                                                     [&](auto width, int first) { add_upper(width, first, upper, score); });
+      }
+      begin = end;
+    }
+  }
+
+  template <class W>
+  void tiles(const W& weights, int begin, int end, float* score) const {
+    for_tiles<shared_tiles<W>(C::key_tiles)>(begin / kLanes, end / kLanes,
+                                             [&](auto width, int first) { tiles_of(width, first, weights, score); });
+  }
+
+  template <int T, class W>
+  KVGEN_HOT void tiles_of(Width<T>, int first, const W& weights, float* score) const {
+    const uint8_t* at[T];
+    for (int t = 0; t < T; ++t) at[t] = codes(first + t);
+    auto acc = weights.template start<T>();
+    weights.template add<early>(at, prefetch_offset(first), 0, dim / Code::per_word, acc);
+    for (int m = 0; m < M; ++m)
+      for (int t = 0; t < T; ++t) store(score + m * C::chunk + (first + t) * kLanes, weights.sum(acc, m, t));
+  }
+
+  // Adds the products of the upper codes of boosted channels.
+  template <int T>
+  KVGEN_HOT void add_upper(Width<T>, int first, const Upper& weights, float* score) const {
+    const uint8_t* at[T];
+    for (int t = 0; t < T; ++t)
+      at[t] = Boost<C>::codes(chunk.subtile[(first + t) / chunk.tiles_per_subtile], (first + t) % chunk.tiles_per_subtile);
+    auto acc = weights.template start<T>();
+    weights.template add<prefetched>(at, prefetch_offset(first), 0, Boost<C>::words, acc);
+    for (int m = 0; m < M; ++m)
+      for (int t = 0; t < T; ++t) {
+        float* to = score + m * C::chunk + (first + t) * kLanes;
+        store(to, load<F32>(to) + weights.sum(acc, m, t));
+      }
+  }
+
+  // A scale multiplies the sum of products over a group of channels, a zero the sum of the query over it.
+  void per_token(const float* q, const float* q_sum, float* score) const {
+    constexpr int groups = dim / C::Key::kGroup;
+    Group weights[groups];
+    for (int g = 0; g < groups; ++g) weights[g].set(q + g * C::Key::kGroup, C::Key::kGroup, no_bias);
+    for_tiles<shared_tiles<Group>(C::key_tiles)>(0, chunk.tokens / kLanes, [&](auto width, int first) {
+      for (int g = 0; g < groups; ++g) group_of(width, first, g, weights[g], q_sum, score);
+    });
+  }
+
+  template <int T>
+  KVGEN_HOT void group_of(Width<T>, int first, int g, const Group& weights, const float* q_sum, float* score) const {
+    constexpr int groups = dim / C::Key::kGroup, words = C::Key::kGroup / Code::per_word;
+    const uint8_t* at[T];
+    for (int t = 0; t < T; ++t) at[t] = codes(first + t) + g * words * 64;
+    auto acc = weights.template start<T>();
+    weights.template add<prefetched>(at, prefetch_offset(first), 0, words, acc);
+    for (int t = 0; t < T; ++t) {
+      const int tile = first + t;
+      const Affine a =
+          Op::centered(Op::affine(nullptr, chunk.subtile[tile / chunk.tiles_per_subtile], g, tile % chunk.tiles_per_subtile * kLanes));
+      for (int m = 0; m < M; ++m) {
+        float* to = score + m * C::chunk + tile * kLanes;
+        F32 sum_of_group = weights.sum(acc, m, t) * a.scale;
+        if constexpr (C::Key::kZero) sum_of_group += q_sum[m * groups + g] * a.zero;
+        store(to, g == 0 ? sum_of_group : load<F32>(to) + sum_of_group);
+      }
+    }
+  }
+
+  int64_t prefetch_offset(int tile) const { return chunk.prefetch_offset[tile / chunk.tiles_per_subtile]; }
+  const uint8_t* codes(int tile) const { return Op::codes(chunk.subtile[tile / chunk.tiles_per_subtile], tile % chunk.tiles_per_subtile); }
+};
+
+// p . V over a chunk of packed tokens, for C::rows query rows at a time.
+
+// Adds the weighted V as it is packed. `p` has rows of C::chunk floats, `acc` rows of head_dim.
+template <class C>
+struct PackedValues {
+  using Op = Operand<C, typename C::Value>;
+  using Code = typename Op::Code;
+  static constexpr int dim = C::kHeadDim;
+  static constexpr int M = C::rows;
+  static constexpr int prefetched = C::prefetch > 0 ? kAllWords : 0;
+  static constexpr bool direct = !Code::quantized || C::Value::kPerChannel || C::Value::kGroup % kLanes == 0;
+
+  static constexpr float no_bias[M] = {};
+
+  const Chunk<C>& chunk;
+
+  void add(const float* p, float* acc) const {
+    if constexpr (!Code::quantized)
+      columns<FloatWeights<Code, M, C::chunk>>(p, no_bias, 0, dim / kLanes, acc);
+    else if constexpr (C::Value::kPerChannel)
+      per_channel(p, acc);
+    else
+      per_token(p, acc);
+  }
+
+ private:
+  // Scales go into the weights, zeros into one number per row.
+  void per_token(const float* p, float* acc) const {
+    constexpr int groups = dim / C::Value::kGroup, tiles = C::Value::kGroup / kLanes;
+    alignas(64) float scaled[M * C::chunk];
+    for (int g = 0; g < groups; ++g) {
+      F32 zeros[M] = {};
+      for (int token = 0; token < chunk.tokens; token += kLanes) {
+        const Affine a = Op::centered(Op::affine(nullptr, chunk.subtile[token / C::kSubtile], g, token % C::kSubtile));
+        for (int m = 0; m < M; ++m) {
+          const F32 x = load<F32>(p + m * C::chunk + token);
+          store(scaled + m * C::chunk + token, x * a.scale);
+          if constexpr (C::Value::kZero) zeros[m] += x * a.zero;
+        }
+      }
+      float bias[M];
+      for (int m = 0; m < M; ++m) bias[m] = sum(zeros[m]);
+      columns<Weights<C, Code, C::chunk>>(scaled, bias, g * tiles, (g + 1) * tiles, acc);
+    }
+  }
+
+  template <class W>
+  void columns(const float* p, const float (&bias)[M], int begin, int end, float* acc) const {
+    W weights;
+    weights.set(p, chunk.tokens, bias);
+    for_tiles<shared_tiles<W>(C::value_tiles)>(begin, end, [&](auto width, int first) { column(width, first, weights, acc); });
+  }
+
+  // All tokens of the chunk, for a few tiles of channels.
+  template <int T, class W>
+  KVGEN_HOT void column(Width<T>, int first, const W& weights, float* out) const {
+    auto acc = weights.template start<T>();
+    for (int token = 0; token < chunk.tokens; token += C::kSubtile) run<T>(first, token, C::kSubtile, weights, acc);
+    for (int m = 0; m < M; ++m)
+      for (int t = 0; t < T; ++t) {
+        float* at = out + m * dim + (first + t) * kLanes;
+        store(at, load<F32>(at) + weights.sum(acc, m, t));
+      }
+  }
+
+  // A scale multiplies the sum of products over a group of tokens, a zero the sum of the weights over it. The weights stay floats: they
+  // have no scale that would keep a token of large weight and small values from taking the precision of the others.
+  void per_channel(const float* p, float* out) const {
+    FloatWeights<Code, M, C::chunk> weights;
+    weights.set(p, chunk.tokens, no_bias);
+    for (int begin = 0; begin < chunk.tokens;) {
+      const uint8_t* block = chunk.block[begin / C::kSubtile];
+      const int group = chunk.in_block(begin) / C::Value::kGroup, end = group_end(chunk, begin, C::Value::kGroup);
+      float total[M];
+      for (int m = 0; m < M; ++m) {
+        F32 s = {};
+        for (int token = begin; token < end; token += kLanes) s += load<F32>(p + m * C::chunk + token);
+        total[m] = sum(s);
+      }
+      for_tiles<C::value_tiles>(0, dim / kLanes,
+                                [&](auto width, int first) { stretch(width, first, begin, end, block, group, weights, total, out); });
+      begin = end;
+    }
+  }
+
+  // The tokens of one group, for a few tiles of channels.
+  template <int T, class W>
+  KVGEN_HOT void stretch(Width<T>, int first, int begin, int end, const uint8_t* block, int group, const W& weights, const float* total,
+                         float* out) const {
+    auto acc = weights.template start<T>();
+    for (int token = begin, next; token < end; token = next) {
+      next = (token / C::kSubtile + 1) * C::kSubtile;
+      next = next < end ? next : end;
+      run<T>(first, token, next - token, weights, acc);
+    }
+    for (int t = 0; t < T; ++t) {
+      const Affine a = Op::centered(Op::affine(block, nullptr, group, (first + t) * kLanes));
+      for (int m = 0; m < M; ++m) {
+        float* at = out + m * dim + (first + t) * kLanes;
+        F32 sum_of_group = weights.sum(acc, m, t) * a.scale;
+        if constexpr (C::Value::kZero) sum_of_group += total[m] * a.zero;
+        store(at, load<F32>(at) + sum_of_group);
+      }
+    }
+  }
+
+  // Tokens of one sub-tile.
+  template <int T, class W, class Acc>
+  KVGEN_INLINE void run(int first, int token, int tokens, const W& weights, Acc& acc) const {
+    const uint8_t* subtile = chunk.subtile[token / C::kSubtile];
+    const uint8_t* at[T];
+    for (int t = 0; t < T; ++t) at[t] = Op::codes(subtile, first + t) + token % C::kSubtile / Code::per_word * 64;
+    weights.template add<prefetched>(at, chunk.prefetch_offset[token / C::kSubtile], token, tokens / Code::per_word, acc);
+  }
+};
+
+}  // namespace kvgen
