@@ -27,13 +27,13 @@ OUT = "row_of<Element>(call_.out, head.b, token, q_head)"
 FRESH_V = "fresh(v_, position)"
 KEPT_V = "std::memcpy(cache_.v_row(batch_, head_, position), fresh(v_, position)"
 PACKED_V = "cache_.v_row(batch_, head_, first + t) : fresh(v_, first + t);"
-DEFAULT_SCALE = "static_cast<float>(1 / std::sqrt(static_cast<double>(C::head_dim)))"
-FACTOR = "const float factor = C::softcap > 0 ? call_.scale / C::softcap : call_.scale * kLog2e;"
+DEFAULT_SCALE = "static_cast<float>(1 / std::sqrt(static_cast<double>(C::kHeadDim)))"
+FACTOR = "const float factor = call_.scale * kLog2e;"
 
 
 def _scaled(scale: str) -> str:
     """What multiplies a query on the CPU, with another scale."""
-    return f"const float scale = {scale}, factor = C::softcap > 0 ? scale / C::softcap : scale * kLog2e;"
+    return f"const float factor = ({scale}) * kLog2e;"
 
 
 CPU_FAULTS: tuple[Fault, ...] = (
@@ -49,7 +49,7 @@ CPU_FAULTS: tuple[Fault, ...] = (
         ),
         (
             "lse-merge", "splits", "splits are merged by weights that only a call with an LSE makes right",
-            "split[C::head_dim], split[C::head_dim + 1]);", "split[C::head_dim], split[C::head_dim + 1] * (call_.lse ? 1 : 1.5f));",
+            "split[C::kHeadDim], split[C::kHeadDim + 1]);", "split[C::kHeadDim], split[C::kHeadDim + 1] * (call_.lse ? 1 : 1.5f));",
         ),
         (
             "lse-queries", "splits-q4", "the output of the second query token on is not written where no LSE is asked for",
@@ -79,7 +79,7 @@ CPU_FAULTS: tuple[Fault, ...] = (
         ("scale-sign", "splits", "the sign of the scale is lost", FACTOR, _scaled("std::fabs(call_.scale)")),
         (
             "scale-softcap", "window", "with a soft cap the scale is always 1 / sqrt(head_dim)",
-            FACTOR, _scaled(f"C::softcap > 0 ? {DEFAULT_SCALE} : call_.scale"),
+            FACTOR, _scaled(f"C::Modifier::active ? {DEFAULT_SCALE} : call_.scale"),
         ),
         (
             "sinks-lse", "unquantized", "learned sinks do not join the denominator where no LSE is asked for",
@@ -116,7 +116,7 @@ CPU_FAULTS: tuple[Fault, ...] = (
         (
             "query-heads", "splits", "the heads of a query are taken to lie side by side",
             "const Element* q = row_of<Element>(call_.q, head.b, token, q_head);",
-            "const Element* q = row_of<Element>(call_.q, head.b, token, 0) + q_head * C::head_dim;",
+            "const Element* q = row_of<Element>(call_.q, head.b, token, 0) + q_head * C::kHeadDim;",
         ),
         (
             "mask-second", "splits-q4", "the second query token is masked as the first",
@@ -310,7 +310,7 @@ CUDA_FAULTS: tuple[Fault, ...] = (
         ),
     ),
     *_in(
-        f"{CUDA}/pipeline/kv_tiles.cuh",
+        f"{CUDA}/pipeline/pipeline.cuh",
         (
             "table-columns", "paged", "rows of the block table are taken to lie side by side",
             "static_cast<int64_t>(head.sequence) * args.cache.table_stride;",

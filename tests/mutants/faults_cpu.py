@@ -27,12 +27,12 @@ FAULTS: tuple[Fault, ...] = (
         (
             "split-begin", "splits", "the last split begins 32 tokens too late",
             "begin = int64_t{tile.first} * C::chunk,",
-            "begin = int64_t{tile.first} * C::chunk + (tile.first > 0 && tile.split_idx == tile.num_splits - 1 ? C::subtile : 0),",
+            "begin = int64_t{tile.first} * C::chunk + (tile.first > 0 && tile.split_idx == tile.num_splits - 1 ? C::kSubtile : 0),",
         ),
         (
             "split-end", "splits", "the split before the last ends one chunk of 32 tokens too early",
             "end = int64_t{tile.end} * C::chunk;",
-            "end = int64_t{tile.end} * C::chunk - (tile.split_idx + 2 == tile.num_splits ? C::subtile : 0);",
+            "end = int64_t{tile.end} * C::chunk - (tile.split_idx + 2 == tile.num_splits ? C::kSubtile : 0);",
         ),
         (
             "split-residual", "splits", "the residual is attended only where a head is not split",
@@ -122,11 +122,11 @@ FAULTS: tuple[Fault, ...] = (
         "step",
         (
             "split-record", "splits", "records of splits overlap by one number, the sum of weights",
-            "static constexpr int64_t record = C::head_dim + 2;", "static constexpr int64_t record = C::head_dim + 1;",
+            "static constexpr int64_t record = C::kHeadDim + 2;", "static constexpr int64_t record = C::kHeadDim + 1;",
         ),
         (
             "plan-residual-length", "paged", "the lengths of a step are those of its packed tokens",
-            "lengths[tile.sequence] = tile.length,", "lengths[tile.sequence] = tile.length / C::block * C::block,",
+            "lengths[tile.sequence] = tile.length,", "lengths[tile.sequence] = tile.length / C::kTokens * C::kTokens,",
         ),
         (
             "plan-merge", "prompt", "the last head with splits is not merged where it follows another one",
@@ -142,7 +142,7 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "plan-local", "unquantized", "a plan takes the newest tokens, which are never packed, for packed ones",
-            "plan.unpacked = C::Residual::kUnpacked;", "plan.unpacked = C::Residual::kSink;",
+            "plan.unpacked = C::ResidualRows::kUnpacked;", "plan.unpacked = C::ResidualRows::kSink;",
         ),
     ),
     *_in(
@@ -180,11 +180,11 @@ FAULTS: tuple[Fault, ...] = (
         (
             "unpack-value-row", "paged", "unpacking puts V of every block's last sub-tile one sub-tile early",
             "row_of<Element>(v, batch, position + token + t, head)",
-            "row_of<Element>(v, batch, position + (token + C::subtile < C::block ? token : token - C::subtile) + t, head)",
+            "row_of<Element>(v, batch, position + (token + C::kSubtile < C::kTokens ? token : token - C::kSubtile) + t, head)",
         ),
     ),
     *_in(
-        "residual_rows",
+        "format",
         (
             "residual-row", "unquantized", "rows of the residual are counted from the first token, not from the end of the sink",
             "kSink + (position - kSink) % kCapacity;", "kSink + position % kCapacity;",
@@ -195,16 +195,16 @@ FAULTS: tuple[Fault, ...] = (
         "cache",
         (
             "page-inner", "paged", "all blocks of a page lie over the first",
-            "inner = index % C::page_blocks;", "inner = 0;",
+            "inner = index % C::kPageBlocks;", "inner = 0;",
         ),
         (
             "page-far-sequence", "paged", "sequences from the ninth on use the pages of the eighth",
-            "outer = page(batch, index / C::page_blocks);", "outer = page(batch < 8 ? batch : 7, index / C::page_blocks);",
+            "outer = page(batch, index / C::kPageBlocks);", "outer = page(batch < 8 ? batch : 7, index / C::kPageBlocks);",
         ),
         (
             "locate-far", "paged", "packed tokens from the 3073rd on are read one block early",
-            "chunk.block[i] = block(batch, head, at / C::block);",
-            "chunk.block[i] = block(batch, head, at / C::block - (at >= 3072));",
+            "chunk.block[i] = block(batch, head, at / C::kTokens);",
+            "chunk.block[i] = block(batch, head, at / C::kTokens - (at >= 3072));",
         ),
         (
             "residual-head", "heads", "heads from the third on share the residual slots of the first two",
@@ -224,31 +224,14 @@ FAULTS: tuple[Fault, ...] = (
         ),
     ),
     *_in(
-        "codec",
-        (
-            "zero-middle", "int8", "the middle of 8-bit codes is off by one step",
-            "a.scale * Code::middle + a.zero", "a.scale * (Code::middle - 1) + a.zero",
-        ),
-        (
-            "params-order", "value-channel", "scales of groups lie in reverse order; packing and reading agree",
-            "static_cast<int64_t>(group) * params * param_extent",
-            "static_cast<int64_t>((Op::per_channel ? C::block : C::head_dim) / Op::group - 1 - group) * params * param_extent",
-        ),
-        (
-            "narrow-group", "narrow", "in groups of 16 tokens the second half of a sub-tile takes the first half's scales",
-            "affine_of_one(block, subtile, (token + row) / Op::group, k)", "affine_of_one(block, subtile, token / Op::group, k)",
-        ),
-        (
-            "expand-group", "expanded", "V's groups of fewer than 16 channels take the scale of each tile's first",
-            "affine_of_one(block, subtile, (row + i) / Op::group, k)", "affine_of_one(block, subtile, row / Op::group, k)",
-        ),
+        "codec/unquantized",
         (
             "bfloat-order", "plain", "the two bfloat16 of a word are swapped where attention reads them",
             "as<F32>(k == 0 ? word << 16 : word & 0xffff0000u)", "as<F32>(k != 0 ? word << 16 : word & 0xffff0000u)",
         ),
     ),
     *_in(
-        "quantize",
+        "codec/integers",
         (
             "round-down", "int8", "codes near a tie round down",
             "round_even((x - a.zero) / a.scale)", "round_even((x - a.zero) / a.scale - 0.01f)",
@@ -258,16 +241,43 @@ FAULTS: tuple[Fault, ...] = (
             "round_even((x - a.zero) / a.scale)", "round_even((x - a.zero) * (1.0f / a.scale))",
         ),
         (
+            "magnitude", "symmetric", "symmetric scales look at positive numbers alone",
+            "high > -low ? high : std::fabs(low);", "high > 0 ? high : std::fabs(low);",
+        ),
+        (
+            "integers-high", "integers", "the second code of every pair is taken for zero",
+            "* ones", "* 1u",
+        ),
+    ),
+    *_in(
+        "operand",
+        (
+            "zero-middle", "int8", "the middle of 8-bit codes is off by one step",
+            "a.scale * Code::middle + a.zero", "a.scale * (Code::middle - 1) + a.zero",
+        ),
+        (
+            "params-order", "value-channel", "scales of groups lie in reverse order; packing and reading agree",
+            "static_cast<int64_t>(group) * Op::kParams * param_extent",
+            "static_cast<int64_t>((Op::kPerChannel ? C::kTokens : C::kHeadDim) / Op::kGroup - 1 - group) * Op::kParams * param_extent",
+        ),
+        (
+            "narrow-group", "narrow", "in groups of 16 tokens the second half of a sub-tile takes the first half's scales",
+            "affine_of_one(block, subtile, (token + row) / Op::kGroup, k)", "affine_of_one(block, subtile, token / Op::kGroup, k)",
+        ),
+        (
+            "expand-group", "expanded", "V's groups of fewer than 16 channels take the scale of each tile's first",
+            "affine_of_one(block, subtile, (row + i) / Op::kGroup, k)", "affine_of_one(block, subtile, row / Op::kGroup, k)",
+        ),
+    ),
+    *_in(
+        "quantize",
+        (
             "range-last-token", "int8", "the last token of a group does not count for K's smallest and largest",
-            "for (int t = 1; t < Info::group; ++t)", "for (int t = 1; t < Info::group - 1; ++t)",
+            "for (int t = 1; t < Info::kGroup; ++t)", "for (int t = 1; t < Info::kGroup - 1; ++t)",
         ),
         (
             "range-last-channels", "int8", "the last 16 channels of a token do not count for V's smallest and largest",
-            "for (int i = kLanes; i < Info::group; i += kLanes) range", "for (int i = kLanes; i + kLanes < Info::group; i += kLanes) range",
-        ),
-        (
-            "magnitude", "symmetric", "symmetric scales look at positive numbers alone",
-            "high > -low ? high : std::fabs(low);", "high > 0 ? high : std::fabs(low);",
+            "i < Info::kGroup; i += kLanes) range", "i + kLanes < Info::kGroup; i += kLanes) range",
         ),
     ),
     *_in(
@@ -278,7 +288,7 @@ FAULTS: tuple[Fault, ...] = (
         ),
     ),
     *_in(
-        "packed_keys",
+        "packed",
         (
             "key-zero-row", "splits", "K's zeros of the first query row serve all rows",
             "for (int m = 0; m < M; ++m) bias[m] = sum(zeros[m]);\n      weights.set(",
@@ -294,19 +304,19 @@ FAULTS: tuple[Fault, ...] = (
         ),
     ),
     *_in(
-        "packed_values",
+        "packed",
         (
             "value-last-group", "token", "the last channel group of V takes the scales of the first",
-            "chunk.subtile[token / C::subtile], g, token % C::subtile",
-            "chunk.subtile[token / C::subtile], g % (groups - 1), token % C::subtile",
+            "chunk.subtile[token / C::kSubtile], g, token % C::kSubtile",
+            "chunk.subtile[token / C::kSubtile], g % (groups - 1), token % C::kSubtile",
         ),
         (
             "value-far-group", "value-channel", "V's token groups from the third of a block on take the scales of the first two",
-            "group = chunk.in_block(begin) / C::Value::group, end", "group = chunk.in_block(begin) / C::Value::group % 2, end",
+            "group = chunk.in_block(begin) / C::Value::kGroup, end", "group = chunk.in_block(begin) / C::Value::kGroup % 2, end",
         ),
     ),
     *_in(
-        "tiles",
+        "products",
         (
             "last-tile", "splits", "the last of an odd number of 16-token tiles is not multiplied",
             "if (begin < end) for_tiles<T / 2>", "if (begin + 1 < end) for_tiles<T / 2>",
@@ -317,7 +327,7 @@ FAULTS: tuple[Fault, ...] = (
         ),
     ),
     *_in(
-        "partial_sum",
+        "rows",
         (
             "merge-weight", "splits", "splits are weighed by powers of e, where their maxima are in units of log2 e",
             "std::exp2(max - row_max)", "std::exp(max - row_max)",
@@ -352,7 +362,7 @@ FAULTS: tuple[Fault, ...] = (
         ),
     ),
     *_in(
-        "weights",
+        "products",
         (
             "integers-middle", "integers", "half the middle of the codes is subtracted from the stored ones",
             "static_cast<uint32_t>(Code::middle) *", "static_cast<uint32_t>(Code::middle / 2) *",
@@ -388,14 +398,10 @@ FAULTS: tuple[Fault, ...] = (
         ),
     ),
     *_in(
-        "integers",
-        (
-            "integers-high", "integers", "the second code of every pair is taken for zero",
-            "* ones", "* 1u",
-        ),
+        "products",
         (
             "integers-second-half", "integers-token", "the second half of every word of 2-bit codes is read as the first",
-            "packed.shift_right(step * Bits);", "packed.shift_right(0);",
+            "packed.shift_right(step * (32 / per_word));", "packed.shift_right(0);",
         ),
         (
             "integers-half-weights", "integers-token", "the second half of every word of 2-bit codes meets the weights of the first",
@@ -454,14 +460,14 @@ FAULTS: tuple[Fault, ...] = (
         ),
     ),
     *_in(
-        "boost",
+        "operand",
         (
             "boost-bias", "boost", "the middle of the upper codes is not given back",
             "bias[m] += x * Code::middle;", "",
         ),
         (
             "boost-channel", "boost", "upper codes weigh the query of the channel whose number is their place",
-            "4 * folded[m * C::head_dim + channel[i]]", "4 * folded[m * C::head_dim + i]",
+            "4 * folded[m * C::kHeadDim + channel[i]]", "4 * folded[m * C::kHeadDim + i]",
         ),
         (
             "boost-select", "boost", "channels with the smallest numbers are boosted",
@@ -469,7 +475,7 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "boost-group", "boost-range", "all groups of a block share one index of boosted channels",
-            "block + C::boost_index + group * channels", "block + C::boost_index + group * 0",
+            "block + C::kBoostIndex + group * channels", "block + C::kBoostIndex + group * 0",
         ),
         (
             "boost-range", "boost-range", "a channel's range is taken for its largest number",
@@ -477,7 +483,7 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "boost-mean", "boost", "the last token of a group does not count for the choice of boosted channels",
-            "for (int t = 0; t < C::Key::group; ++t)", "for (int t = 0; t < C::Key::group - 1; ++t)",
+            "for (int t = 0; t < C::Key::kGroup; ++t)", "for (int t = 0; t < C::Key::kGroup - 1; ++t)",
         ),
         (
             "boost-expand", "boost", "unpacking leaves the upper codes' middle out",
@@ -519,7 +525,7 @@ FAULTS: tuple[Fault, ...] = (
         "quantize",
         (
             "boost-levels", "boost", "boosted channels have the scale of two bits",
-            "high[index[i]], boosted_levels);", "high[index[i]]);",
+            "high[c], Code::boosted_most);", "high[c]);",
         ),
         (
             "boost-low", "boost", "the lower bits of boosted channels are added to those that two bits gave",

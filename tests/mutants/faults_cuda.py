@@ -114,8 +114,8 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "flush-block", "paged", "a residual that became full is packed one block too early in its page",
-            "ResidualRows::packed_blocks(residual.length), Format::kBlockBytes);",
-            "ResidualRows::packed_blocks(residual.length) / 2 * 2, Format::kBlockBytes);",
+            "ResidualRows::packed_blocks(residual.length));",
+            "ResidualRows::packed_blocks(residual.length) / 2 * 2);",
         ),
         (
             "advance-far-sequence", "batch", "`decode` does not advance the lengths of sequences from the 129th on",
@@ -213,7 +213,7 @@ FAULTS: tuple[Fault, ...] = (
         ),
     ),
     *_in(
-        "schedule/divisor.hpp",
+        "schedule/plan.hpp",
         (
             "divisor-shift", "planned", "divisions by known numbers shift by one bit too few",
             "(int64_t{1} << shift_) < value) ++shift_;", "(int64_t{2} << shift_) < value) ++shift_;",
@@ -420,11 +420,11 @@ FAULTS: tuple[Fault, ...] = (
         "mainloop/softcap",
         (
             "cap-limit", "cap", "capped scores are natural, where those in units of log2 are meant",
-            "kLimit = Cap::kValue * 1.4426950408889634f;", "kLimit = Cap::kValue;",
+            "kLimit = Modifier::kCap * 1.4426950408889634f;", "kLimit = Modifier::kCap;",
         ),
         (
             "cap-exponent", "cap", "scores are capped as if the cap were twice as large",
-            "kExponent = 2.f / Cap::kValue,", "kExponent = 1.f / Cap::kValue,",
+            "kExponent = 2.f / Modifier::kCap,", "kExponent = 1.f / Modifier::kCap,",
         ),
     ),
     *_in(
@@ -470,11 +470,11 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "half-run-fold", "half-run-boost", "with a half run every second row tile of a 2-bit V counts four or sixteen times",
-            "row_factor<kBits>((u + row / 2) % 2, row % 2)", "row_factor<kBits>(row / 2, row % 2)",
+            "Codec::row_factor((u + row / 2) % 2, row % 2)", "Codec::row_factor(row / 2, row % 2)",
         ),
         (
             "half-run-unmix", "half-run-boost", "with a half run the rows of a 2-bit V's bytes are not separated",
-            "constexpr int kMixed = kBits == 2 ? 2 : kPair;", "constexpr int kMixed = kPair;",
+            "constexpr int kMixed = Codec::kMix == Mix::pair ? 2 : kPair;", "constexpr int kMixed = kPair;",
         ),
         (
             "group-params", "channel-groups", "every group of tokens in a KV tile takes the scales of V's first",
@@ -485,7 +485,7 @@ FAULTS: tuple[Fault, ...] = (
         "mainloop/traits",
         (
             "int2-mixed-groups", "channel-groups", "2-bit codes of K of two groups of tokens are not separated",
-            "kMixedKeys = kSubtileKeyGroups == 1 || Key::kBits != 2;", "kMixedKeys = true;",
+            "kSubtileKeyGroups == 1 || Key::Codec::kMix != Mix::pair;", "true;",
         ),
         (
             "repeated-tile", "split-groups", "KV tiles that repeat sets of params all take those of their block's first tile",
@@ -505,7 +505,7 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "symmetric-zero", "symmetric", "the second row of every two takes the first's scale for the middle of its codes",
-            "zero[m_tile][q][1] = -v.y * Quant::kOffset;", "zero[m_tile][q][1] = -v.x * Quant::kOffset;",
+            "zero[m_tile][q][1] = -v.y * Quant::Codec::kOffset;", "zero[m_tile][q][1] = -v.x * Quant::Codec::kOffset;",
         ),
     ),
     *_in(
@@ -530,7 +530,7 @@ FAULTS: tuple[Fault, ...] = (
         "mainloop/traits",
         (
             "half-run-mixed", "half-run-groups", "sums of one group of V's channels are taken from those of another, whose weights differ",
-            "kMixedValues = !ValueRuns::kSplit || Value::kBits != 2;", "kMixedValues = true;",
+            "!ValueRuns::kSplit || Value::Codec::kMix != Mix::pair;", "true;",
         ),
     ),
     *_in(
@@ -560,11 +560,11 @@ FAULTS: tuple[Fault, ...] = (
         ),
     ),
     *_in(
-        "format/fragments",
+        "codec/integers",
         (
             "int2-unmix", "int2", "the top field of 2-bit codes keeps one of the lower ones",
-            "if constexpr (kBits == 2) high[2 + c] -= low[c] + low[2 + c] + high[c];",
-            "if constexpr (kBits == 2) high[2 + c] -= low[c] + high[c];",
+            "if constexpr (kMix == Mix::pair) high[2 + c] -= low[c] + low[2 + c] + high[c];",
+            "if constexpr (kMix == Mix::pair) high[2 + c] -= low[c] + high[c];",
         ),
     ),
     *_in(
@@ -587,7 +587,7 @@ FAULTS: tuple[Fault, ...] = (
         ),
     ),
     *_in(
-        "pipeline/kv_tiles",
+        "pipeline/pipeline",
         (
             "boost-group", "boost", "all groups of tokens have the first one's boost index",
             "key_offset / Traits::KeyChannelParams::kBytes * Traits::Format::kBoosted;", "0;",
@@ -632,14 +632,14 @@ FAULTS: tuple[Fault, ...] = (
         ),
     ),
     *_in(
-        "pipeline/tile_params",
+        "pipeline/ring",
         (
             "repeated-set", "split-groups", "16 tokens that begin a group in the middle of a sub-tile take the params of the group before",
             "return Params::repeated(within, stage / kStages * kSets + nth);", "return Params::repeated(within, stage / kStages * kSets);",
         ),
     ),
     *_in(
-        "pipeline/kv_tiles",
+        "pipeline/pipeline",
         (
             "key-group", "key-groups", "the second group of K's scales in a block is taken from the first",
             "key_offset = Traits::KeyChannelParams::offset(within);", "key_offset = Traits::KeyChannelParams::offset(within / 2);",
@@ -655,7 +655,7 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "page-block", "paged", "every KV tile is read from its page's first block",
-            "block %= Traits::kPageBlocks;", "block = 0;",
+            "block %= Traits::Format::kPageBlocks;", "block = 0;",
         ),
         (
             "page-far-sequence", "paged", "sequences from the ninth on read the pages of the eighth",

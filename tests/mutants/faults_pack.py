@@ -19,8 +19,8 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "prefill-far", "last", "a prefill packs its blocks from the 25th on over the 24th",
-            "cache.block<kPaged, kPlaces>(sequence, head, block, Format::kBlockBytes), smem);",
-            "cache.block<kPaged, kPlaces>(sequence, head, min(block, 23), Format::kBlockBytes), smem);",
+            "cache.block<Format>(sequence, head, block), smem);",
+            "cache.block<Format>(sequence, head, min(block, 23)), smem);",
         ),
         (
             "prefill-begun", "last", "a begun block is completed from the first new token, wherever the residual ended",
@@ -28,7 +28,7 @@ FAULTS: tuple[Fault, ...] = (
         ),
     ),
     *_in(
-        "pack/channel_scalers",
+        "pack/scalers",
         (
             "range-last-run", "last", "the last 16 tokens of a group do not count for K's smallest and largest",
             "for (int run = 1; run < kRunsPerGroup; ++run)", "for (int run = 1; run < kRunsPerGroup - 1; ++run)",
@@ -46,8 +46,8 @@ FAULTS: tuple[Fault, ...] = (
         "pack/quantize",
         (
             "ties", "last", "codes that are close to a tie are not divided again",
-            "close |= encode<Quant>(values, scalers(lane_row), codes) ? 1 << lane_row : 0;",
-            "encode<Quant>(values, scalers(lane_row), codes);",
+            "close |= encode<Codec>(values, scalers(lane_row), codes) ? 1 << lane_row : 0;",
+            "encode<Codec>(values, scalers(lane_row), codes);",
         ),
         (
             "half-run-scalers", "half-run", "the channels of K's half run take the scalers of channels twice as far behind",
@@ -79,7 +79,7 @@ FAULTS: tuple[Fault, ...] = (
         ),
         (
             "boost-levels", "boost", "boosted channels have the scale of two bits",
-            "? Quant::kMaxBoosted : Quant::kMaxCode;", "? Quant::kMaxCode : Quant::kMaxCode;",
+            "? Codec::kMaxBoosted : Codec::kMaxCode;", "? Codec::kMaxCode : Codec::kMaxCode;",
         ),
         (
             "boost-low", "boost", "the lower bits of boosted channels are those that two bits gave",
@@ -91,33 +91,33 @@ FAULTS: tuple[Fault, ...] = (
         ),
     ),
     *_in(
-        "pack/assemble",
+        "pack/words",
         (
             "half-run-share", "half-run-groups", "the second of two half runs that share words of V erases the first",
             "mine << 4 | *reinterpret_cast<const uint32_t*>(stored);", "mine << 4;",
         ),
     ),
     *_in(
-        "pack/token_scalers",
+        "pack/scalers",
         (
             "range-lanes", "last", "half of the channels do not count for V's smallest and largest",
             "range.include_lane(2);", "",
         ),
         (
             "scaler-row", "token", "rows take the scaler that the next lane made",
-            "const int row = lane / 4 * 4;\n  if constexpr (by_thresholds",
-            "const int row = (lane / 4 * 4 + 4) % 32;\n  if constexpr (by_thresholds",
+            "const int row = lane / 4 * 4;\n  if constexpr (Quant::Codec::template",
+            "const int row = (lane / 4 * 4 + 4) % 32;\n  if constexpr (Quant::Codec::template",
         ),
     ),
     *_in(
-        "pack/thresholds",
+        "pack/words",
         (
             "tie-up", "int2", "a 2-bit code at the tie of 3/2 goes down",
             "return kNth == 2 ? distance >= bound : distance > bound;", "return distance > bound;",
         ),
     ),
     *_in(
-        "pack/scaler",
+        "codec/integers",
         (
             "magnitude", "symmetric", "symmetric scales look at positive numbers alone",
             "fmaxf(-low, high);", "fmaxf(0.f, high);",

@@ -19,7 +19,7 @@ CPU: tuple[Fault, ...] = (
         ),
         (
             "size-prefill-128", "token", "V of blocks from the 129th of a prefill is that of 128 blocks earlier",
-            ": fresh(v_, first + t);", ": fresh(v_, i < 128 ? first + t : first + t - 128 * C::block);",
+            ": fresh(v_, first + t);", ": fresh(v_, i < 128 ? first + t : first + t - 128 * C::kTokens);",
         ),
         (
             "size-prefill-20000", "wide-block", "K of a prompt's tokens from the 20,001st on is that of 16,384 tokens earlier",
@@ -32,12 +32,12 @@ CPU: tuple[Fault, ...] = (
         ),
         (
             "size-rollback-block", "rollback-far", "of tokens that a crop may unpack, as many are kept as go beyond whole blocks",
-            "after_ - Residual::kRollback : 0", "after_ - Residual::kRollback % C::block : 0",
+            "after_ - Residual::kRollback : 0", "after_ - Residual::kRollback % C::kTokens : 0",
         ),
         (
             "size-rollback-rest", "unquantized", "where two or more tokens follow a packed block, a crop finds none of the block's",
             "after_ > Residual::kRollback ? after_ - Residual::kRollback : 0",
-            "after_ > Residual::kUnpacked + C::block && (after_ - Residual::kUnpacked) % C::block > 1 ? after_ : 0",
+            "after_ > Residual::kUnpacked + C::kTokens && (after_ - Residual::kUnpacked) % C::kTokens > 1 ? after_ : 0",
         ),
     ),
     *_in(
@@ -114,22 +114,22 @@ CPU: tuple[Fault, ...] = (
         ),
         (
             "size-page-signed", "paged", "page numbers are stored in 16 bits with a sign, and the check reads others",
-            "outer = page(batch, index / C::page_blocks);", "outer = static_cast<int16_t>(page(batch, index / C::page_blocks));",
+            "outer = page(batch, index / C::kPageBlocks);", "outer = static_cast<int16_t>(page(batch, index / C::kPageBlocks));",
         ),
         (
             "size-offset-int", "int8", "offsets of blocks in bytes are int32",
-            "((outer * C::kv_heads + head) * per + inner) * C::block_bytes;",
-            "static_cast<int32_t>(((outer * C::kv_heads + head) * per + inner) * C::block_bytes);",
+            "((outer * C::kv_heads + head) * per + inner) * C::kBlockBytes;",
+            "static_cast<int32_t>(((outer * C::kv_heads + head) * per + inner) * C::kBlockBytes);",
         ),
         (
             "size-offset-unsigned", "heads", "offsets of blocks in bytes are uint32",
-            "((outer * C::kv_heads + head) * per + inner) * C::block_bytes;",
-            "static_cast<uint32_t>(((outer * C::kv_heads + head) * per + inner) * C::block_bytes);",
+            "((outer * C::kv_heads + head) * per + inner) * C::kBlockBytes;",
+            "static_cast<uint32_t>(((outer * C::kv_heads + head) * per + inner) * C::kBlockBytes);",
         ),
         (
             "size-offset-paged", "paged", "offsets of pages in bytes are uint32",
-            "((outer * C::kv_heads + head) * per + inner) * C::block_bytes;",
-            "static_cast<uint32_t>(((outer * C::kv_heads + head) * per + inner) * C::block_bytes);",
+            "((outer * C::kv_heads + head) * per + inner) * C::kBlockBytes;",
+            "static_cast<uint32_t>(((outer * C::kv_heads + head) * per + inner) * C::kBlockBytes);",
         ),
         (
             "size-residual-64", "int8", "sequences 64 apart share residual rows",
@@ -187,7 +187,7 @@ CUDA: tuple[Fault, ...] = (
         ),
         (
             "size-prefill-64", "sizes", "blocks from the 65th of a prefill are packed over the one before them",
-            "cache.block<kPaged, kPlaces>(sequence, head, block, Format::kBlockBytes), smem);",
+            "cache.block<Format>(sequence, head, block), smem);",
             "cache.block<kPaged, kPlaces>(sequence, head, nth < 64 ? block : block - 1, Format::kBlockBytes), smem);",
         ),
         (
@@ -234,7 +234,7 @@ CUDA: tuple[Fault, ...] = (
         ),
     ),
     *_in_cuda(
-        "pipeline/kv_tiles",
+        "pipeline/pipeline",
         (
             "size-tile-page-16", "sizes-paged", "attention takes page numbers for 16 bits",
             "base += page * args.cache.outer_stride_bytes,", "base += (page & 0xffff) * args.cache.outer_stride_bytes,",

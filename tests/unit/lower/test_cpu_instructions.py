@@ -1,4 +1,4 @@
-"""The CPU's headers on narrower registers, where a vector is a pair of halves (templates/cpu/include/kvgen/vector.hpp)."""
+"""Instruction sets of the CPU back end: narrow registers, and products of 16-bit integers (`dot: int16`) where a schedule asks for them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import re
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from kvgen._resources import templates
 from kvgen.lower import flags
-from kvgen.lower.backend import Source, get_backend
+from kvgen.lower.backend import get_backend
 from kvgen.lower.schedule import Params, Schedule, layout_of
 from kvgen.runtime.module import load
 from kvgen.runtime.variant import Variant
@@ -19,34 +21,39 @@ from kvgen.spec import KernelSpec
 from kvgen.toolchain import build
 from kvgen.toolchain.compilers import CXX_FLAGS, cpu_features, find_gxx
 from kvgen.verify import CheckPolicy
+from kvgen.verify.attention import attend
 from kvgen.verify.check import check
-from tests.support.cpu import spec_of
+from kvgen.verify.tolerance import relative_l2, tolerance
+from tests.support.cpu import spec_of, variant
 
 CPU = get_backend("cpu")
 POLICY = CheckPolicy(long_tokens=200, steps=1, repeats=2, most_tokens=1 << 11)
-LEVELS = ("x86-64-v3", "x86-64")
-FORMATS = {
-    "boosted-softcap": (spec_of(heads="2/1", dim=32, k="2c32+4range", v="4t32", softcap=30.0), "int16"),
-    "bfloat16-per-token": (spec_of(heads="2/1", dim=32, dtype="bfloat16", k="8t16s", v="2c16", cache={"sink": 5, "local": 20}), "fp32"),
-    "plain-window": (spec_of(heads="2/1", dim=32, k="16", v="4t4", window=50), "fp32"),
-}
-
-pytestmark = pytest.mark.skipif("avx2" not in cpu_features(), reason="these instruction sets are those of x86-64")
+X86 = pytest.mark.skipif("avx2" not in cpu_features(), reason="these instruction sets are those of x86-64")
 
 
-def lowered(spec: KernelSpec, dot: str, level: str) -> tuple[Schedule, Source]:
+def scheduled(spec: KernelSpec, dot: str) -> Schedule:
     default = CPU.default(spec, "cpu")
-    schedule = Schedule("cpu", default.layout, Params({**default.launch, "dot": dot}))
+    return Schedule("cpu", default.layout, Params({**default.launch, "dot": dot}))
+
+
+def compiled(spec: KernelSpec, dot: str, *more: str) -> Variant:
+    schedule = scheduled(spec, dot)
     source = CPU.lower(spec, schedule, "cpu")
-    return schedule, replace(source, flags=(*source.flags, "-O1", f"-march={level}"))  # -O1 takes half of the time
+    return Variant(spec, layout_of(spec, schedule.layout), load(build(replace(source, flags=(*source.flags, *more))).path))
 
 
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("name", FORMATS)
-def test_formats_are_right_on_every_instruction_set(name: str, level: str) -> None:
-    spec, dot = FORMATS[name]
-    schedule, source = lowered(spec, dot, level)
-    accuracy = check(Variant(spec, layout_of(spec, schedule.layout), load(build(source).path)), "cpu", POLICY)
+@X86
+@pytest.mark.parametrize("level", ["x86-64-v3", "x86-64"])
+@pytest.mark.parametrize(
+    ("spec", "dot"),
+    [
+        (spec_of(heads="2/1", dim=32, k="2c32+4range", v="4t32", softcap=30.0), "int16"),
+        (spec_of(heads="2/1", dim=32, dtype="bfloat16", k="8t16s", v="2c16", cache={"sink": 5, "local": 20}), "fp32"),
+    ],
+    ids=["boosted-softcap", "bfloat16-per-token"],
+)
+def test_formats_are_right_in_narrow_registers(spec: KernelSpec, dot: str, level: str) -> None:
+    accuracy = check(compiled(spec, dot, "-O1", f"-march={level}"), "cpu", POLICY)  # -O1 takes half of the time
     assert accuracy.get("code_mismatches", 0) == 0
 
 
@@ -57,6 +64,7 @@ void f(float* to, const float* from, float shift) { store(to, exp2(max(load<F32>
 """
 
 
+@X86
 @pytest.mark.parametrize("level", ["x86-64-v3", "x86-64-v4"])
 def test_vectors_stay_in_registers(level: str, tmp_path: Path) -> None:
     """GCC keeps its own vectors in memory where they are wider than a register; the softmax took 13 times as long with AVX2."""
@@ -76,3 +84,68 @@ def test_vectors_stay_in_registers(level: str, tmp_path: Path) -> None:
     text = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
     assert "mulps" in text
     assert not re.search(r"\(%r[sb]p\)", text)
+
+
+INTEGERS = {
+    "int8-paged": spec_of(heads="6/2", k="8c48", v="8t64", page=96, q_len=3),
+    "int2-symmetric": spec_of(dim=32, k="2c32s", v="2t32s", window=100, softcap=30.0),
+    "boosted": spec_of(dim=80, heads="5/1", k="2c32+4range", v="2t80"),
+    "longest-sums": spec_of(heads="1/1", dim=512, k="8t512", v="8t128"),
+}
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+def test_integer_products_are_as_right_as_floats(name: str) -> None:
+    assert check(variant(INTEGERS[name], (("dot", "int16"), ("block", 96))), "cpu", POLICY).get("code_mismatches", 0) == 0
+
+
+@X86
+def test_every_instruction_set_gives_the_same_scores() -> None:
+    """VNNI, vpmaddwd, plain arithmetic: sums of integers are exact, so only the floats around them may round differently."""
+    spec = spec_of(heads="4/1", dim=32, k="4c32", v="8t32")
+    generator = torch.Generator().manual_seed(1)
+    k, val = (torch.randn(2, 700, 1, 32, generator=generator).half() for _ in range(2))
+    q = torch.randn(2, 1, 4, 32, generator=generator).half() * 3
+    results = []
+    for more in ((), ("-mno-avx512vnni",), ("-mno-avx512f", "-mno-avx512vnni", "-mno-avxvnni"), ("-march=x86-64",)):
+        v = compiled(spec, "int16", *more)
+        cache = v.new_cache(2, 800)
+        v.prefill(cache, k, val, [700, 333])
+        results.append(v.attend(q, cache, lse=True))
+    for out, lse in results[1:]:
+        assert relative_l2(out, results[0][0]) < 2e-4  # roundings to float16 at a tie
+        assert relative_l2(lse, results[0][1]) < 1e-6
+
+
+def test_a_token_of_large_weight_and_small_values_leaves_the_others_their_precision() -> None:
+    """As the first token of a model often is: nearly all of the weight, nearly nothing of the values."""
+    v = variant(spec_of(heads="2/1", k="8c128", v="8t64"), (("dot", "int16"), ("block", 128)))
+    generator = torch.Generator().manual_seed(2)
+    q = torch.randn(1, 1, 2, 64, generator=generator).half()
+    k, val = (torch.randn(1, 128, 1, 64, generator=generator).half() for _ in range(2))
+    k[:, 0], val[:, 0] = q.mean(2) * 1.5, val[:, 0] * 1e-3
+    cache = v.new_cache(1, 256)
+    v.prefill(cache, k, val)
+    want, _ = attend(q, *v.unpack(cache), cache.lengths)
+    assert float(want.norm()) < 0.5 * float(val[:, 1:].float().norm() / 127**0.5)
+    assert relative_l2(v.attend(q, cache), want) <= tolerance(v.dtype)
+
+
+@pytest.mark.parametrize(
+    ("parts", "reason"),
+    [
+        ({"dtype": "float32"}, "too coarse for the error bound of float32"),
+        ({"k": "16"}, "they have 16 and 4 bits"),
+        ({"v": "16"}, "they have 4 and 16 bits"),
+        ({"v": "4c32"}, "with V per channel"),
+        ({"k": "4t8"}, "K in groups of 8 channels"),
+        ({"v": "4t8"}, "V in groups of 8 channels"),
+        ({"heads": "1/1", "dim": 1024, "k": "8c32"}, "sums over 1024 channels of 8 bits exceed"),
+    ],
+)
+def test_what_integers_cannot_do_is_refused_by_name(parts: dict[str, Any], reason: str) -> None:
+    spec = spec_of(**parts)
+    space, schedule = CPU.space(spec, "cpu"), scheduled(spec, "int16")
+    (found,) = space.check(schedule)
+    assert reason in found
+    assert {launch["dot"] for launch in space.launches(schedule.layout, spec.workloads[0])} == {"fp32"}

@@ -41,7 +41,7 @@ def test_the_papers_variants_are_schedules_of_one_template() -> None:
         assert space.check(schedule, spec.workloads[0]) == []
         source = backend.lower(spec, schedule, "sm80")
         assert source.functions == MATRIX_FUNCTIONS
-        assert {header.name for header in source.headers} >= {"kernels.cuh", "codec.cuh", "arguments.hpp", "ffi.hpp"}
+        assert {header.name for header in source.headers} >= {"kernels.cuh", "elements.cuh", "arguments.hpp", "ffi.hpp"}
         texts[name] = source.text
     assert len(set(texts.values())) == len(PAPER_VARIANTS)
 

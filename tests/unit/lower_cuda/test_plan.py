@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvgen.verify.plan import make_plan, read_plan
+from kvgen.arch import CTA_RESERVED, GPUS, Target
+from kvgen.verify.plan import read_plan
+from tests.unit.lower_cuda.emulate import library
 from tests.unit.lower_cuda.emulate_plan import Planner
-from tests.unit.lower_cuda.plan_checks import FORTY, MANY, OWN_RANGES, Case, OfAnyPlanner, random_plans_agree
+from tests.unit.lower_cuda.plan_checks import FORTY, OfAnyPlanner, random_plans_agree
 
 
 @pytest.fixture(scope="module")
@@ -19,18 +23,6 @@ def planner(tmp_path_factory: pytest.TempPathFactory) -> Planner:
 class TestInTheEmulator(OfAnyPlanner):
     def test_any_plan_is_the_oracles(self, planner: Planner) -> None:
         random_plans_agree(planner, 60)
-
-
-@pytest.mark.parametrize("case", MANY)
-def test_a_case_of_many_sequences_has_empty_and_overflowing_ones(case: Case) -> None:
-    plan = make_plan(*case)
-    assert len(plan.overflowing) == 1
-    assert len(plan.empty) > 10
-
-
-def test_the_case_of_own_ranges_has_them() -> None:
-    shape, lengths, *_ = OWN_RANGES
-    assert not shape.row([shape.load(length) for length in lengths if length for _ in range(shape.heads)]).shared
 
 
 def test_divisors_divide(planner: Planner) -> None:
@@ -60,3 +52,45 @@ def test_work_is_shared_equally_and_every_tile_is_had_once(planner: Planner) -> 
     slots = [tile.slot for tile in work]
     assert len(slots) == len(set(slots))
     assert max(slots) < shape.batch * shape.heads + shape.workers
+
+
+SPLITS = """
+#include "kvgen/schedule/split_model.cuh"
+extern "C" int cheapest(int heads, int resident, int ctas_per_sm, int tile_bytes, int wave_bytes, int tiles, int limit) {
+  return kvgen::SplitModel{heads, resident, ctas_per_sm, tile_bytes, wave_bytes}.cheapest(tiles, limit);
+}
+extern "C" int most(int heads, int resident, int limit) { return kvgen::SplitModel{heads, resident, 1, 1}.most(limit); }
+extern "C" int of_one_in(int all, int reserved, int ctas, int bytes) { return kvgen::SharedMemory{all, reserved}.of_one_in(ctas, bytes); }
+"""
+SMS, TILE, WAVE_BYTES = 132, 16896, 160 * 1024
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """The host's model of time and of shared memory."""
+    return ctypes.CDLL(str(library(f'#include "kvgen/host/launch.cuh"\n{SPLITS}', tmp_path_factory.mktemp("splits"))))
+
+
+@pytest.mark.parametrize(
+    ("heads", "tiles", "splits"), [(8, 1024, 16), (64, 256, 2), (128, 256, 1), (136, 8, 1), (1024, 64, 1), (136, 256, 4)]
+)
+def test_splits_fill_the_waves(host: ctypes.CDLL, heads: int, tiles: int, splits: int) -> None:
+    """As many as run at once; short heads are not split, since every split has a start; more heads fill the last wave."""
+    assert host.cheapest(heads, SMS, 1, TILE, WAVE_BYTES, tiles, 256) == splits
+
+
+@given(heads=st.integers(1, 5000), tiles=st.integers(0, 9000), ctas=st.sampled_from([1, 2, 4]), limit=st.sampled_from([8, 256]))
+@settings(max_examples=200, deadline=None)
+def test_splits_have_a_tile_each_and_a_slot_in_the_workspace(host: ctypes.CDLL, heads: int, tiles: int, ctas: int, limit: int) -> None:
+    splits = host.cheapest(heads, SMS * ctas, ctas, TILE, WAVE_BYTES, tiles, limit)
+    assert 1 <= splits <= min(host.most(heads, SMS * ctas, limit), max(1, tiles))
+
+
+@pytest.mark.parametrize("target", list(GPUS))
+@pytest.mark.parametrize("ctas", [1, 2, 4])
+def test_shared_memory_holds_as_many_ctas_as_the_schedule_says(host: ctypes.CDLL, target: Target, ctas: int) -> None:
+    gpu = GPUS[target]
+    for needed in (0, 20_000, (gpu.shared_per_sm // ctas - CTA_RESERVED) // 128 * 128):
+        given = host.of_one_in(gpu.shared_per_sm, CTA_RESERVED, ctas, needed)
+        assert needed <= given <= gpu.shared_per_cta
+        assert gpu.shared_per_sm // (given + CTA_RESERVED) == ctas
