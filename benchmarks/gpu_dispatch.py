@@ -29,10 +29,9 @@ from benchmarks.common import gpu_facts, gpu_word, parser, take_turns, write_row
 from kvgen.measure.inputs import NoRoom, WorkloadInputs
 from kvgen.measure.measurement import TimingPolicy
 from kvgen.measure.read_roofline import read_roofline
-from kvgen.registry.default import serving_entry
 from kvgen.registry.entry import Entry
 from kvgen.registry.modules import modules
-from kvgen.registry.select import Selection, select
+from kvgen.registry.select import Selection, select, serving_entry
 from kvgen.runtime.module import load
 from kvgen.runtime.variant import Variant
 from kvgen.spec import KernelSpec, Workload, load_spec
@@ -92,8 +91,7 @@ def main() -> int:
         spec = load_spec(Path(file))
         target = resolve(spec.arch)
         entry, _ = serving_entry(spec, target, Selection(None, "default", ()) if options.untuned else select(spec, target))
-        loaded = {name: Variant(spec, entry.packed, load(path)) for name, path in modules(entry).items()}
-        variants = [loaded[launch.file] for launch in entry.every_launch]
+        variants = [Variant(spec, entry.packed, load(path)) for path in modules(entry)]
         for lengths, _ in zip(traffic(options.seed), range(options.points), strict=False):
             if time.monotonic() > until:
                 break

@@ -1,69 +1,24 @@
-"""Dataclasses to plain data and back, as JSON takes it: the one way in which kvgen writes what it keeps, sends and prints.
-
-The form follows from a class's annotations, as pydantic reads them: `Field(alias=...)` names a field otherwise, `Field(exclude=True)`
-leaves it out, `computed_field` adds a property, `Written` writes a value otherwise, `Shaped` validates plain data. pydantic is imported
-when something is written or validated; classes that a fetch needs do without its names.
-"""
+"""Dataclasses to plain data and back by pydantic: the one way in which kvgen writes what it keeps, sends and prints."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-if TYPE_CHECKING:
-    from pydantic import GetCoreSchemaHandler, TypeAdapter
-    from pydantic_core import CoreSchema
+from pydantic import PlainSerializer, TypeAdapter, ValidationError
 
 J = TypeVar("J", bound="Json")
 
-
-class Written:
-    """How a value is written: what this function makes of it."""
-
-    def __init__(self, function: Callable[[Any], Any]) -> None:
-        self.function = function
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        from pydantic_core import core_schema
-
-        return {**handler(source), "serialization": core_schema.plain_serializer_function_ser_schema(self.function)}
-
-
-class Shaped:
-    """Plain data that is valid if a class can be made of it; it stays what it is, with names that the class lacks."""
-
-    def __init__(self, kind: type[Any]) -> None:
-        self.kind = kind
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        from pydantic_core import core_schema
-
-        def check(data: Any, validate: Callable[[Any], Any]) -> Any:
-            validate(data)
-            return data
-
-        plain = handler(source)
-        shape = core_schema.no_info_wrap_validator_function(check, handler.generate_schema(self.kind))
-        return core_schema.chain_schema([plain, shape], serialization=plain.get("serialization"))
-
-
-Facts = Annotated[Mapping[str, Any], Written(dict)]
+Facts = Annotated[Mapping[str, Any], PlainSerializer(dict)]
 """Plain data by name that is written as it is."""
 
-
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(kind)
-
-
-adapter: Callable[[Any], TypeAdapter[Any]] = cache(_adapter)
+adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
 """pydantic's validator and writer of a type."""
 
 
 class Json:
-    """Base of the dataclasses that are written as JSON."""
+    """Base of the dataclasses that are written as JSON, by their annotations: `Field(exclude=True)`, `computed_field` and so on."""
 
     __slots__ = ()
 
@@ -75,8 +30,6 @@ class Json:
     @classmethod
     def from_json(cls: type[J], data: Any) -> J:
         """Inverse of `to_json`; names that are no field are passed over. Raises ValueError, in one line, on other data."""
-        from pydantic import ValidationError
-
         try:
             value: J = adapter(cls).validate_python(data)
         except ValidationError as error:
@@ -87,6 +40,6 @@ class Json:
         return value
 
 
-def rounded(digits: int) -> Written:
+def rounded(digits: int) -> PlainSerializer:
     """Write a number with so many digits after the point."""
-    return Written(lambda value: round(value, digits))
+    return PlainSerializer(lambda value: round(value, digits))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -11,8 +11,7 @@ import torch
 from kvgen.arch import Target
 from kvgen.format.layout import PackedLayout
 from kvgen.registry.entry import Entry, Launch
-from kvgen.registry.select import Selection
-from kvgen.registry.serving import require_compiled
+from kvgen.registry.select import Selection, require_compiled
 from kvgen.runtime import checks
 from kvgen.runtime.calls import Calls
 from kvgen.runtime.matrix import MatrixVariant, load_matrix
@@ -40,13 +39,12 @@ class Kernel(Calls):
         super().__init__(spec, layout, [variant.executable for variant in self._variants], dispatch)
 
     @classmethod
-    def of(cls, spec: KernelSpec, entry: Entry, selection: Selection, modules: Mapping[str, Path]) -> Kernel:
-        """The kernel of an entry whose compiled modules lie at these paths, by file; launches that share their source share their module.
+    def of(cls, spec: KernelSpec, entry: Entry, selection: Selection, modules: Sequence[Path]) -> Kernel:
+        """The kernel of an entry whose compiled modules lie at these paths, in the order of its launches.
 
         Raises KvgenError where a module cannot be loaded.
         """
-        variants = {file: Variant(spec, entry.packed, load(path)) for file, path in modules.items()}
-        launches = [variants[launch.file] for launch in entry.every_launch]
+        launches = [Variant(spec, entry.packed, load(path)) for path in modules]
         return cls(spec, entry.arch, selection, entry.packed, launches, entry.look_up(spec))
 
     @property
@@ -68,7 +66,7 @@ class Kernel(Calls):
         than `attention.q_len`, whose calls are extend attention, TypeError for other types.
         """
         index = self._index(workload)
-        return self.entry.every_launch[index] if self.entry is not None else None
+        return self.entry.launches[index] if self.entry is not None else None
 
     def _index(self, workload: Workload | str) -> int:
         if isinstance(workload, str):
@@ -109,10 +107,10 @@ class MatrixKernel:
         self._tuned = [coordinates_of(shape) for shape, _ in launches]
 
     @classmethod
-    def of(cls, spec: MatrixSpec, entry: Entry, selection: Selection, modules: Mapping[str, Path]) -> MatrixKernel:
-        """The kernel of an entry whose compiled modules lie at these paths, by file. Raises KvgenError where one cannot be loaded."""
-        variants = {file: load_matrix(spec, path) for file, path in modules.items()}
-        launches = [(shape, variants[launch.file]) for launch in entry.launches if isinstance(shape := launch.workload, MatrixShape)]
+    def of(cls, spec: MatrixSpec, entry: Entry, selection: Selection, modules: Sequence[Path]) -> MatrixKernel:
+        """The kernel of an entry whose compiled launches lie at these paths, in order. Raises KvgenError where one cannot be loaded."""
+        variants = {launch: load_matrix(spec, path) for launch, path in zip(entry.launches, modules, strict=True)}
+        launches = [(shape, variants[launch]) for shape, launch in entry.tuned if isinstance(shape, MatrixShape)]
         return cls(spec, entry.arch, selection, launches)
 
     @property

@@ -45,11 +45,11 @@ class Verification:
         """Start the worker process, which imports torch while the first module is compiled."""
         self._thread.submit(self._start)
 
-    def add(self, file: str, artifact: Artifact) -> None:
-        """Verify a module, unless it has passed. Raises as `finish` does where an earlier one has failed meanwhile."""
-        job = self._job(file, artifact)
+    def add(self, index: int, artifact: Artifact) -> None:
+        """Verify the module of a launch, unless it has passed. Raises as `finish` does where an earlier one has failed meanwhile."""
+        job = self._job(index, artifact)
         if not self._cache.verified(artifact, job.use):
-            self._pending.append(self._thread.submit(self._verify, file, artifact, job))
+            self._pending.append(self._thread.submit(self._verify, index, artifact, job))
         self._raise([one for one in self._pending if one.done()])
 
     def finish(self) -> None:
@@ -67,12 +67,11 @@ class Verification:
         with suppress(MeasureError):  # the first job says so
             self._worker.start(device_type(self._entry.arch))
 
-    def _job(self, file: str, artifact: Artifact) -> Job:
+    def _job(self, index: int, artifact: Artifact) -> Job:
         entry = self._entry
-        launch = next(launch for launch in entry.every_launch if launch.file == file)
-        return Job(entry.spec, entry.schedule(launch), entry.arch, artifact.path, None, POLICY, None)
+        return Job(entry.spec, entry.schedule(entry.launches[index]), entry.arch, artifact.path, None, POLICY, None)
 
-    def _verify(self, file: str, artifact: Artifact, job: Job) -> None:
+    def _verify(self, index: int, artifact: Artifact, job: Job) -> None:
         with self._cache.lock(f"{artifact.id}-verify"):  # of processes that fetch at once, one verifies
             if self._cache.verified(artifact, job.use):
                 return
@@ -80,7 +79,7 @@ class Verification:
             if outcome.ok:
                 self._cache.mark_verified(artifact, job.use)
                 return
-            name = f"module {file} of {self._entry.spec.name} ({artifact.path})"
+            name = f"launch {index} ({self._entry.launches[index].backend}) of {self._entry.spec.name} ({artifact.path})"
             if outcome.kind == "oom":
                 raise HostError(f"{name} could not be verified: {outcome.detail}", artifact.path)
             if outcome.kind == "unsupported":

@@ -12,9 +12,9 @@ from kvgen.cli.options import Json, Keys, require_keys
 from kvgen.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
-    from kvgen.registry import Store
-    from kvgen.tune.regression.registry import RegistryFiles
-    from kvgen.tune.regression.run import Result
+    from kvgen.errors import HostError
+    from kvgen.registry import Found, Store
+    from kvgen.tune.regression.registry import Result
 
 
 @app.command()
@@ -28,22 +28,23 @@ def check(
 ) -> None:
     """Check whether entries still hold: render, compile and verify those of the user's and the packaged registry, or of REGISTRY.
 
-    Exit code 1 if an entry is damaged, or regressed and was not accepted: it is missing, different, wrong or slower, or get_kernel would
+    Exit code 1 if an entry is damaged, or regressed and was not accepted: it is different, wrong or slower, or get_kernel would
     not use it. Otherwise 3 if this machine failed: its disk, compiler or workers. If only a device is missing, 0, and the last line says
     so.
     """
+    from kvgen.errors import HostError
     from kvgen.measure.worker import Worker
-    from kvgen.tune.regression.run import check_registry, summary, unreachable
+    from kvgen.tune.regression.registry import check_registry, summary, unreachable
 
     keys, archs = keys or [], arch or []
     results: list[Result] = []
     try:
         with Worker() as worker:
-            for store, files in _read(registry, keys, archs):
-                if isinstance(files, Exception):
-                    results.append(unreachable(store.name, files))
+            for store, found in _read(registry, keys, archs):
+                if isinstance(found, HostError):
+                    results.append(unreachable(store.name, found))
                 else:
-                    results += check_registry(files, worker, keys=keys, archs=archs, speed=speed, accept=accept, compiling=compiling)
+                    results += check_registry(store, found, worker, keys=keys, archs=archs, speed=speed, accept=accept, compiling=compiling)
     except KeyboardInterrupt:
         if results and not as_json:  # half of a JSON array would pass for all of it
             _print(results)
@@ -64,25 +65,24 @@ def check(
         raise typer.Exit(Exit.NO_KERNEL)
 
 
-def _read(registry: Path | None, keys: list[str], archs: list[str]) -> list[tuple[Store, RegistryFiles | Exception]]:
-    """The registries, each with its files or the reason why it cannot be read. Raises BadParameter for a selection that matches nothing."""
+def _read(registry: Path | None, keys: list[str], archs: list[str]) -> list[tuple[Store, list[Found] | HostError]]:
+    """The registries, each with its entries or why it cannot be read. Raises BadParameter for a selection that matches nothing."""
     from kvgen.arch import Target
     from kvgen.errors import HostError
     from kvgen.registry import Store, packaged_store, user_store
-    from kvgen.tune.regression.registry import RegistryFiles
 
     if unknown := [name for name in archs if name not in get_args(Target)]:
         raise typer.BadParameter(f"there is no target {unknown[0]!r}; choose from {', '.join(get_args(Target))}")
     if registry is not None and not registry.is_dir():
         raise typer.BadParameter(f"there is no folder {registry}")
-    read: list[tuple[Store, RegistryFiles | Exception]] = []
+    read: list[tuple[Store, list[Found] | HostError]] = []
     for store in [user_store(), packaged_store()] if registry is None else [Store(registry, registry.resolve().name)]:
         try:
-            read.append((store, RegistryFiles(store)))
-        except (HostError, OSError) as error:  # noqa: PERF203 - the others are read
+            read.append((store, store.all()))
+        except HostError as error:  # noqa: PERF203 - the others are read
             read.append((store, error))
-    known = [key for _, files in read if not isinstance(files, Exception) for key in files.keys]
-    if registry is not None and not known and not isinstance(read[0][1], Exception):
+    known = [one.key for _, found in read if not isinstance(found, HostError) for one in found]
+    if registry is not None and not known and not isinstance(read[0][1], HostError):
         raise typer.BadParameter(read[0][0].without_entries())
     require_keys(keys, known)
     return read

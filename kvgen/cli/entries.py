@@ -13,8 +13,7 @@ from kvgen.cli.output import describe, microseconds, print_json, print_launches,
 if TYPE_CHECKING:
     from kvgen.registry import Found
     from kvgen.registry.entry import Entry
-    from kvgen.registry.select import Selection
-    from kvgen.registry.serving import Serving
+    from kvgen.registry.select import Selection, Serving
     from kvgen.spec import AnySpec, AnyWorkload
 
 
@@ -46,7 +45,7 @@ def _summary(one: Found) -> dict[str, Any]:
 def _row(one: Found) -> tuple[str, ...]:
     if (entry := one.entry) is None:
         return one.key, one.store, "", "", "", f"damaged: {one.problem}"
-    mixed = len({launch.backend for launch in entry.launches}) > 1
+    mixed = len({launch.backend for _, launch in entry.tuned}) > 1
     won = [f"{row['workload']} {microseconds(row['us'])}{' ' + row['backend'] if mixed else ''}" for row in entry.standings() if row["us"]]
     times = (", ".join(won) or "untuned") + (" (of other sources)" if entry.timed_with_others else "")
     return one.key, one.store, entry.spec.name, f"{entry.backend} {entry.arch}", str(entry.device.get("name", "")), times
@@ -55,7 +54,7 @@ def _row(one: Found) -> tuple[str, ...]:
 @app.command()
 def show(
     key: Annotated[str, typer.Argument(metavar="KEY", help="Key of an entry, or the beginning of one.")],
-    source: Annotated[bool, typer.Option("--source", help="Print the rendered source.")] = False,
+    source: Annotated[bool, typer.Option("--source", help="Print the sources of the launches, as kvgen renders them.")] = False,
     as_json: Json = False,
 ) -> None:
     """Show one entry: schedule, resources, times, provenance."""
@@ -72,11 +71,11 @@ def show(
     ((one, entry),) = found.values()
     if as_json:
         about = {"path": str(one.path), "registry": one.store, "timed_with_others": entry.timed_with_others}
-        data = {**entry.to_json(), **about, "resources": entry.resources()}
-        print_json({**data, "texts": {file: code.text for file, code in entry.codes.items()}} if source else data)
+        data = {**entry.to_json(), **about}
+        print_json({**data, "sources": [rendered.text for rendered in entry.sources]} if source else data)
     elif source:
-        for file, code in sorted(entry.codes.items()):
-            typer.echo(f"// {file}\n{code.text}")
+        for index, (launch, rendered) in enumerate(zip(entry.launches, entry.sources, strict=True)):
+            typer.echo(f"// launch {index}: {launch.backend} {launch.params}\n{rendered.text}")
     else:
         _print_entry(entry, one)
 
@@ -96,12 +95,12 @@ def _print_entry(entry: Entry, one: Found) -> None:
         times = ", ".join(f"{key} {one['backend']} {microseconds(one['us'])}" for key, one in other["launches"].items())
         print_line(f"next best layout: {' '.join(f'{k}={v}' for k, v in other['layout'].items())}: {times}")
     kernels = [
-        (file, name, str(used["registers"]), str(used["spill_bytes"]), str(used["shared_bytes"]))
-        for file, resources in entry.resources().items()
-        for name, used in resources["kernels"].items()
+        (str(index), name, str(used.registers), str(used.spill_bytes), str(used.shared_bytes))
+        for index, launch in enumerate(entry.launches)
+        for name, used in (launch.resources.kernels.items() if launch.resources else ())
     ]
     if kernels:
-        print_table("\nresources", ["source", "kernel", "registers", "spills B", "static smem B"], kernels)
+        print_table("\nresources", ["launch", "kernel", "registers", "spills B", "static smem B"], kernels)
     outputs = (entry.quality or {}).get("outputs", {})
     facts = {
         "relative L2": {key: f"{found['relative_l2']:.1e}" for key, found in entry.accuracy.items() if "relative_l2" in found},
@@ -120,9 +119,7 @@ def _print_entry(entry: Entry, one: Found) -> None:
 @app.command()
 def why(spec_name: SpecName, arch: Arch = None, workload: Workloads = None, as_json: Json = False) -> None:
     """Show which entry get_kernel returns for a spec, why, and which launch each workload takes. Exit code 3 if there is none."""
-    from kvgen.registry.default import serving_entry
-    from kvgen.registry.select import select
-    from kvgen.registry.serving import serving
+    from kvgen.registry.select import select, serving, serving_entry
     from kvgen.spec import MatrixSpec, Workload
     from kvgen.spec.target import resolve
 
@@ -152,7 +149,7 @@ def why(spec_name: SpecName, arch: Arch = None, workload: Workloads = None, as_j
 
 def _served(spec: AnySpec, name: str) -> AnyWorkload:
     """The workload of a name, if a launch serves it. Raises BadParameter."""
-    from kvgen.registry.serving import require_compiled
+    from kvgen.registry.select import require_compiled
     from kvgen.spec import MatrixSpec
 
     if isinstance(spec, MatrixSpec):

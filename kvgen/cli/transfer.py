@@ -15,7 +15,7 @@ from kvgen.cli.options import Json, Keys, require_good, require_keys, resolve_sp
 from kvgen.cli.output import print_json
 
 if TYPE_CHECKING:
-    from kvgen.registry.transfer import ArchiveContents
+    from kvgen.registry.archive import ArchiveContents
 
 
 class Format(str, Enum):
@@ -82,13 +82,13 @@ def export(
     for option, value in {"--arch": arch, "--name": name, "--version": version}.items():
         if value is not None:
             raise typer.BadParameter("it goes with --format hf-kernels", param_hint=option)
-    from kvgen.registry import transfer, user_store
+    from kvgen.registry import archive, user_store
     from kvgen.toolchain import ArtifactCache
 
     every = user_store().all()
     require_keys(names or [], [one.key for one in every])
     found = [one for one in every if not names or one.key.startswith(tuple(names))]
-    _tell(transfer.export_archive(found, place, ArtifactCache()), f"wrote {place}", as_json=as_json)
+    _tell(archive.export_archive(found, place, ArtifactCache()), f"wrote {place}", as_json=as_json)
 
 
 def _export_kernel(folder: Path, names: list[str], arch: list[str] | None, name: str | None, version: int, *, as_json: bool) -> None:
@@ -121,7 +121,7 @@ def import_(
 
     A module is native code, which runs in your process, and an archive does not say who made it: docs/trust.md says what is checked.
     """
-    from kvgen.registry import transfer, user_store
+    from kvgen.registry import archive, user_store
     from kvgen.toolchain import ArtifactCache
 
     if not file.is_file():
@@ -129,7 +129,7 @@ def import_(
     if sha256 is not None and re.fullmatch(r"[0-9a-fA-F]{64}", sha256) is None:
         raise typer.BadParameter("a sha256 is 64 hexadecimal digits", param_hint="--sha256")
     pin = sha256.lower() if sha256 else None
-    _tell(transfer.import_archive(file, user_store(), ArtifactCache(), pin), f"took {file} in", as_json=as_json)
+    _tell(archive.import_archive(file, user_store(), ArtifactCache(), pin), f"took {file} in", as_json=as_json)
 
 
 def _tell(contents: ArchiveContents, done: str, *, as_json: bool) -> None:

@@ -17,7 +17,7 @@ import pytest
 if TYPE_CHECKING:
     from kvgen.measure.worker import Worker
     from kvgen.registry.entry import Entry
-    from kvgen.tune.regression.finding import Checked, Finding
+    from kvgen.tune.regression.entry import Checked, Finding
 
 _WORKER = pytest.StashKey["Worker"]()
 
@@ -62,26 +62,24 @@ class Registry(pytest.Collector):
         super().__init__(name, parent, path=path, nodeid=name, **kwargs)
 
     def collect(self) -> Iterator[pytest.Item | pytest.Collector]:
-        """Collects every entry, then a test for each damaged entry or file."""
+        """Collects every entry, then a test for each file with a problem."""
         from kvgen.errors import HostError, printable
         from kvgen.registry import Store
-        from kvgen.tune.regression.registry import RegistryFiles
-        from kvgen.tune.regression.run import unreachable
+        from kvgen.tune.regression.registry import file_problem, unreachable
 
         store = Store(self.path, self.name)
         try:
-            files = RegistryFiles(store)
-        except (HostError, OSError) as error:
+            every = store.all()
+        except HostError as error:
             yield self._found("registry", unreachable(self.name, error).checked)
             return
-        if not files.keys:
+        if not every:
             yield self._found("registry", unreachable(self.name, HostError(store.without_entries())).checked)
-        for entry in (found.entry for found in files.found if found.entry is not None):
+        for entry in (found.entry for found in every if found.entry is not None):
             yield EntryTests.from_parent(self, name=printable(f"{entry.spec.name}-{entry.key}"), entry=entry)
-        for problem in files.entry_problems():
-            yield self._found(printable(f"{problem.key}-registry"), problem)
-        for file, problem in files.manifest_problems().items():
-            yield self._found(printable(f"manifest-{file}"), problem)
+        for problem in map(file_problem, every):
+            if problem is not None:
+                yield self._found(printable(f"{problem.key}-registry"), problem)
 
     def _found(self, name: str, checked: Checked) -> Level:
         """A test whose finding is already known."""
@@ -100,7 +98,7 @@ class EntryTests(pytest.Collector):
 
     def collect(self) -> Iterator[pytest.Item]:
         """A test per level."""
-        from kvgen.tune.regression.finding import LEVELS
+        from kvgen.tune.regression.entry import LEVELS
 
         for level in LEVELS:
             if level != "speed" or self.config.getoption("--kvgen-speed"):
@@ -132,7 +130,7 @@ class Level(pytest.Item):
 
     def runtest(self) -> None:
         """Fail or skip by the finding."""
-        from kvgen.tune.regression.finding import FAILING
+        from kvgen.tune.regression.entry import FAILING
 
         if self._finding is not None and self._finding.status in FAILING:
             pytest.fail(f"{self._finding.status}: {self._told}", pytrace=False)

@@ -1,230 +1,309 @@
-"""The file format of archives: a tar in gzip that is read strictly, so that only what an export wrote is accepted.
+"""Archives of entries and compiled modules, for machines without a compiler: a tar in gzip.
 
-    gzip header    its comment is `kvgen archive FORMAT sha256 HEX`, the digest of all bytes after the header
-    index.json     the first member: {"format", "files": {name: {"sha256", "bytes"}}, and facts of the caller}
-    members        the plain files that the index lists, in its order, each once
+    index.json          {"format", "modules": {id: source, target, machine, origin, sha256, resources}}
+    entries/KEY.json    as in a store
+    modules/ID.so       shared libraries, whose ids and sources are those of the artifact cache
 
-Any tar program reads it. This reader accepts nothing else: the header of every member must be, byte for byte, the one that follows from its
-name and size in the index. So there are no folders, links, devices, sparse, extended or duplicate members, and no bytes after the end.
+The index names, for each module, the source and the machine properties that it needs: a machine without the compiler finds a module by its
+source. An archive is read and checked whole before anything of it is taken.
 """
 
 from __future__ import annotations
 
+import gzip
 import hashlib
+import io
 import json
 import os
+import re
 import secrets
-from collections.abc import Mapping
+import tarfile
+import zlib
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any
 
-from kvgen.errors import KvgenError, host_errors
-from kvgen.files import child, open_plain, parse_json, read_plain
-from kvgen.registry.gzipped import FORMAT, Deflated, Inflated, Refused, file_digests
-from kvgen.registry.ustar import BLOCK, difference, header, padding, size_in
-from kvgen.toolchain.cache import left_behind, owned, sync
+from pydantic import ValidationError
 
+from kvgen.arch import Target
+from kvgen.errors import KvgenError, RegistryMiss, ToolchainMissing, host_errors
+from kvgen.files import NAME, is_name, open_plain, parse_json
+from kvgen.lower.backend import Source
+from kvgen.plaindata import Json, adapter
+from kvgen.registry.device import origin
+from kvgen.registry.entry import Damaged, Entry, OtherSchema
+from kvgen.registry.store import MOST_BYTES, Found, Store
+from kvgen.toolchain import Artifact, ArtifactCache
+from kvgen.toolchain.cache import Resources
+from kvgen.toolchain.compilers import compiler_for, machine
+
+FORMAT = 3
 INDEX = "index.json"
-DEPTH = {"entries": 5, "modules": 3}
-"""Number of components of a member's name, by the first of them."""
-CHUNK = 1 << 20
-MOST_INDEX, MOST_MEMBER, MOST_BYTES = 1 << 24, 1 << 28, 1 << 32
-"""Bytes of the index, of one member, and of all."""
-MOST_MEMBERS = 20_000
+MEMBER = re.compile(rf"index\.json|entries/{NAME.pattern}\.json|modules/{NAME.pattern}\.so")
+MOST_MEMBERS, MOST_MODULE = 4_000, 1 << 28
 PLAIN_BYTES, MOST_RATIO = 1 << 26, 100
-"""An archive that decompresses to more than PLAIN_BYTES may be at most MOST_RATIO times as large as its file; more is treated as a
-decompression bomb."""
-PART = ".kvgen-export-"
+"""An archive that decompresses to more than PLAIN_BYTES may be at most MOST_RATIO times as large as its file."""
+MOST_ORIGIN = 200
+CHUNK = 1 << 20
 
 
-class Index(NamedTuple):
-    """The index of an archive: sha256 and bytes of every member by name, and the rest of `index.json`."""
-
-    files: dict[str, tuple[str, int]]
-    facts: dict[str, Any]
-    sha256: str
-    """Digest of the whole archive."""
+class Refused(KvgenError):
+    """A file that is not an archive of kvgen, is damaged, or contains something that no export writes."""
 
 
-# --- writing ---------------------------------------------------------------------------------------------------------
-
-
-def write(file: Path, members: Mapping[str, bytes | Path], facts: Mapping[str, Any]) -> str:
-    """Write an archive of `members` (contents, or files to read, by name) and replace `file` by it. Returns its sha256.
-
-    If the writer fails or is killed, the old file stays. Raises HostError, and KvgenError if `file` exists and is not a plain file, or if
-    `read` would refuse the archive for its size.
+@dataclass(frozen=True)
+class ArchiveContents(Json):
+    """Contents of an archive that was written or read: files of entries, ids of modules, machines that compiled them, and what was left
+    out, with reasons. `sha256` is the archive's digest.
     """
-    file = file.resolve()
+
+    entries: tuple[Path, ...]
+    modules: tuple[str, ...]
+    left_out: tuple[str, ...] = ()
+    origins: tuple[str, ...] = ()
+    sha256: str = ""
+
+
+@dataclass(frozen=True)
+class _Module:
+    """What the index says of a module."""
+
+    source: str
+    target: Target
+    machine: str
+    origin: str
+    sha256: str
+    resources: Resources
+
+    def __post_init__(self) -> None:
+        if not is_name(self.source) or not is_name(self.machine):
+            raise ValueError("its source and machine are no names")
+        if not self.origin.isprintable() or len(self.origin) > MOST_ORIGIN:
+            raise ValueError("its origin is no line of text")
+
+
+# --- writing -------------------------------------------------------------------------------------------------------------
+
+
+def export_archive(found: Iterable[Found], file: Path, cache: ArtifactCache) -> ArchiveContents:
+    """Write entries with those of their modules that the cache has: of the launches and, for an untuned entry, of all compiled schedules of
+    the space. Raises RegistryMiss if there is no good entry, HostError if the file cannot be written; the old file then stays.
+    """
+    every = list(found)
+    good = [(one, one.entry) for one in every if one.entry is not None]
+    damaged = tuple(f"entry {one.key}: {one.problem}" for one in every if one.entry is None)
+    if not good:
+        raise RegistryMiss("; ".join(["there is no entry to export", *damaged]))
+    members: dict[str, bytes | Path] = {}
+    modules: dict[str, _Module] = {}
+    for _, entry in good:
+        members[f"entries/{entry.key}.json"] = entry.text().encode()
+        for source, artifact in _compiled(entry, cache):
+            made_on = artifact.origin or origin()
+            modules[artifact.id] = _Module(source.id, entry.arch, machine(entry.arch), made_on, artifact.sha256, artifact.resources)
+            members[f"modules/{artifact.id}.so"] = artifact.path
+    index = {"format": FORMAT, "modules": adapter(dict[str, _Module]).dump_python(modules, mode="json")}
+    digest = _write(file.resolve(), {INDEX: json.dumps(index, indent=1).encode(), **members})
+    origins = tuple(sorted({one.origin for one in modules.values()}))
+    return ArchiveContents(tuple(one.path for one, _ in good), tuple(modules), damaged, origins, digest)
+
+
+def _compiled(entry: Entry, cache: ArtifactCache) -> Iterable[tuple[Source, Artifact]]:
+    """The entry's modules that the cache has, with their sources."""
+    sources = list(entry.sources)
+    if not entry.timings:
+        from kvgen.lower.backend import backends_for, refusal
+
+        for backend in backends_for(entry.arch):
+            if refusal(backend, entry.spec, entry.arch) is None:
+                schedules = backend.space(entry.spec, entry.arch).schedules()
+                sources += [backend.lower(entry.spec, schedule, entry.arch) for schedule in schedules]
+    recorded = {launch.fingerprint: launch.artifact for launch in entry.launches}
+    for source in sources:
+        ids = [recorded.get(source.fingerprint)]
+        with suppress(ToolchainMissing):
+            ids.append(compiler_for(source.language).key(source))
+        artifact = next((artifact for key in ids if key is not None and (artifact := cache.get(key)) is not None), None)
+        if artifact is not None:
+            yield source, artifact
+
+
+def _write(file: Path, members: Mapping[str, bytes | Path]) -> str:
+    """Write an archive and replace `file` by it. Returns its sha256."""
     with host_errors("write", file):
         if file.exists() and not file.is_file():
             raise KvgenError(f"cannot write {file}: it is no plain file")
-        _sweep(file.parent)
-        part = file.parent / f"{owned(PART)}{secrets.token_hex(4)}"
+        part = file.with_name(f".kvgen-{secrets.token_hex(8)}")
         try:
-            with open(part, "x+b") as opened:
-                index = _fill(opened, {name: members[name] for name in sorted(members)}, facts)
-                _listed(index, opened.seek(0, os.SEEK_END))
+            with open(part, "xb") as opened:
+                packed = gzip.GzipFile("", "wb", fileobj=opened, mtime=0)
+                with packed, tarfile.open(fileobj=packed, mode="w") as tar:
+                    for name, content in members.items():
+                        data = content if isinstance(content, bytes) else content.read_bytes()
+                        member = tarfile.TarInfo(name)
+                        member.size = len(data)
+                        tar.addfile(member, io.BytesIO(data))
+                opened.flush()
                 os.fsync(opened.fileno())
-                opened.seek(0)
-                digest = file_digests(opened).whole
+            digest = _sha256(part)
             part.replace(file)
         except OSError as error:
             error.filename = str(file)  # its user named this one
             raise
-        except Refused as reason:
-            raise KvgenError(f"cannot write {file}: no import would take the archive, because {reason}; export fewer entries") from reason
         finally:
             part.unlink(missing_ok=True)
-        sync(file.parent)
     return digest
 
 
-def _fill(file: BinaryIO, members: Mapping[str, bytes | Path], facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Write index and members; returns the index. Raises Refused for one that is too large to be read."""
-    listed = {}
-    for name, content in members.items():
-        data = _content(content)
-        listed[name] = {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
-    index = {**facts, "format": FORMAT, "files": listed}
-    stream, text = Deflated(file), (json.dumps(index, indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
-    if len(text) > MOST_INDEX:
-        raise Refused(f"its index has {len(text)} bytes, and {MOST_INDEX} are the most")
-    _add(stream, INDEX, text)
-    for name, content in members.items():
-        data = _content(content)
-        if hashlib.sha256(data).hexdigest() != listed[name]["sha256"]:
-            raise KvgenError(f"{name} changed while it was exported")
-        _add(stream, name, data)
-    stream.write(bytes(2 * BLOCK))
-    stream.finish()
-    return index
+# --- reading -------------------------------------------------------------------------------------------------------------
 
 
-def _content(content: bytes | Path) -> bytes:
-    if isinstance(content, bytes):
-        return content
-    with host_errors("read", content):
-        try:
-            return read_plain(content, MOST_MEMBER)
-        except ValueError as error:
-            raise Refused(str(error)) from error
+def import_archive(file: Path, store: Store, cache: ArtifactCache, sha256: str | None = None) -> ArchiveContents:
+    """Read an archive: entries go into the store, modules that this machine can run into the cache. `sha256` pins the archive.
 
-
-def _add(stream: Deflated, name: str, data: bytes) -> None:
-    stream.write(header(name, len(data)) + data + bytes(padding(len(data))))
-
-
-def _sweep(folder: Path) -> None:
-    """Remove incomplete archives of killed exports."""
-    for left in folder.glob(f"{PART}*"):
-        if left_behind(left.name, PART):
-            with suppress(OSError):
-                left.unlink()
-
-
-# --- reading ---------------------------------------------------------------------------------------------------------
-
-
-def read(file: Path, folder: Path, sha256: str | None = None) -> Index:
-    """Check a whole archive and write its members below `folder`, by their names. `sha256` is its required digest.
-
-    Raises Refused for any defect of the archive; members that `folder` contains then must not be used.
-    Raises HostError if the archive cannot be read or `folder` cannot be written.
+    An entry replaces one of its key, unless that one is tuned and this one is not, or that one is newer. Raises Refused, with nothing
+    taken, for a file that is not a complete archive of kvgen, has another digest than `sha256`, or contains something that no export
+    writes; HostError if the disk fails.
     """
-    with host_errors("read", file):
+    with cache.scratch() as folder:
         try:
-            opened = open_plain(file, follow=True)
-        except ValueError as error:
-            raise Refused("it is no plain file") from error
-        with opened:
-            found = file_digests(opened)
-            if sha256 is not None and found.whole != sha256:
-                raise Refused(f"its sha256 is {found.whole}, not {sha256}")
-            size = opened.tell()
-            opened.seek(0)
-            return _unpack(opened, size, folder, found.whole)
+            with host_errors("read", file):
+                found = _sha256(file)
+                if sha256 is not None and found != sha256:
+                    raise Refused(f"its sha256 is {found}, not {sha256}")
+                names = _unpack(file, folder)
+            modules = _modules(folder, names)
+            entries, foreign = _entries(folder, names)
+        except Refused as error:
+            raise Refused(f"{file} is refused, and nothing of it was taken: {error}") from error
+        store.require_writable()
+        taken, other = _take_modules(modules, folder, cache)
+        paths, kept = _take_entries(entries, store)
+        origins = tuple(sorted({modules[key].origin for key in taken}))
+        return ArchiveContents(paths, tuple(taken), (*other, *foreign, *kept), origins, found)
 
 
-def _unpack(file: BinaryIO, size: int, folder: Path, sha256: str) -> Index:
-    stream = Inflated(file)
-    data = _read_index(stream)
-    files = _listed(data, size)
-    for name, (expected, length) in files.items():
-        _take_header(stream, name, length)
-        place = child(folder, *name.split("/"))
-        with host_errors("unpack to", place):
-            digest = _copy(stream, length, place)
-        if digest != expected:
-            raise Refused(f"{name} is not what its index says: another digest")
-        _take_zeros(stream, padding(length))
-    _take_zeros(stream, 2 * BLOCK)
-    if stream.finish() != sha256:
-        raise Refused("it changed while it was read")
-    return Index(files, data, sha256)
+class _Bounded(io.RawIOBase):
+    """A stream that ends in Refused where it is damaged or has more than a number of bytes, whatever reads it."""
+
+    def __init__(self, stream: gzip.GzipFile, most: int) -> None:
+        self._stream, self._left = stream, most
+
+    def read(self, size: int = -1) -> bytes:
+        try:
+            data = self._stream.read(min(size, self._left + 1) if size >= 0 else self._left + 1)
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise Refused(f"it is damaged: {error}") from error
+        self._left -= len(data)
+        if self._left < 0:
+            raise Refused("it decompresses to too many bytes")
+        return data
 
 
-def _read_index(stream: Inflated) -> dict[str, Any]:
-    block = stream.read(BLOCK)
-    size = size_in(block)
-    if block != header(INDEX, max(0, min(size, MOST_INDEX))):
-        raise Refused(f"it does not begin with an index of at most {MOST_INDEX} bytes: {difference(block, INDEX, size)}")
-    raw = stream.read(size)
-    _take_zeros(stream, padding(size))
+def _unpack(file: Path, folder: Path) -> set[str]:
+    """Write the members of an archive below a folder. Returns their names. Raises Refused for anything that no export writes."""
+    names: set[str] = set()
+    with _opened(file) as opened, gzip.GzipFile(fileobj=opened) as packed:
+        stream = _Bounded(packed, max(PLAIN_BYTES, MOST_RATIO * file.stat().st_size))
+        try:
+            with tarfile.open(fileobj=stream, mode="r|") as tar:
+                for member in tar:
+                    if not member.isreg() or not MEMBER.fullmatch(member.name):
+                        raise Refused(f"{member.name!r:.120} is no plain file of an entry or a module")
+                    if member.name in names or len(names) >= MOST_MEMBERS:
+                        raise Refused(f"{member.name} is there twice" if member.name in names else "it has too many members")
+                    if member.size > (MOST_MODULE if member.name.endswith(".so") else MOST_BYTES):
+                        raise Refused(f"{member.name} has {member.size} bytes")
+                    names.add(member.name)
+                    with host_errors("unpack to", folder):
+                        tar.extract(member, folder, filter="data")
+            while rest := stream.read(CHUNK):
+                if rest.strip(b"\0"):
+                    raise Refused("there is more behind its end")
+        except (tarfile.TarError, ValueError) as error:
+            raise Refused(f"it is damaged: {error or type(error).__name__}") from error
+    return names
+
+
+def _opened(file: Path) -> Any:
     try:
-        data = parse_json(raw)
+        return open_plain(file, follow=True)
     except ValueError as error:
-        raise Refused(f"its index cannot be read: {error}") from error
-    if not isinstance(data, dict) or data.get("format") != FORMAT or not isinstance(data.get("files"), dict):
-        raise Refused(f"its index is none of format {FORMAT}")
-    return data
+        raise Refused("it is no plain file") from error
 
 
-def _listed(data: Mapping[str, Any], size: int) -> dict[str, tuple[str, int]]:
-    """The members that the index lists, checked against all bounds. Raises Refused."""
-    files: dict[str, tuple[str, int]] = {}
-    if len(data["files"]) > MOST_MEMBERS:
-        raise Refused(f"it lists {len(data['files'])} members, more than {MOST_MEMBERS}")
-    for name, facts in data["files"].items():
-        parts = name.split("/")
-        try:
-            child(Path(), *parts)
-            length, digest = facts["bytes"], facts["sha256"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise Refused(f"its index lists {name!r:.120}: {error}") from error
-        if DEPTH.get(parts[0]) != len(parts):
-            raise Refused(f"its index lists {name!r:.120}, which belongs to no entry or module")
-        if type(length) is not int or not 0 <= length <= MOST_MEMBER or not isinstance(digest, str):
-            raise Refused(f"its index gives {name} {length!r:.40} bytes, and {MOST_MEMBER} are the most")
-        files[name] = digest, length
-    total, most = sum(length for _, length in files.values()), min(MOST_BYTES, max(PLAIN_BYTES, MOST_RATIO * size))
-    if total > most:
-        raise Refused(f"it would decompress from {size} to {total} bytes, and {most} are the most")
-    if list(files) != sorted(files):
-        raise Refused("its index is not in order")
-    return files
-
-
-def _take_header(stream: Inflated, name: str, size: int) -> None:
-    block = stream.read(BLOCK)
-    if block != header(name, size):
-        raise Refused(difference(block, name, size))
-
-
-def _take_zeros(stream: Inflated, count: int) -> None:
-    if any(stream.read(count)):
-        raise Refused("there is something between its members")
-
-
-def _copy(stream: Inflated, size: int, place: Path) -> str:
-    """Copy `size` bytes to a new file; returns their digest."""
+def _sha256(file: Path) -> str:
     sha = hashlib.sha256()
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with open(place, "xb") as file:
-        while size:
-            data = stream.read(min(size, CHUNK))
+    with _opened(file) as opened:
+        while data := opened.read(CHUNK):
             sha.update(data)
-            file.write(data)
-            size -= len(data)
     return sha.hexdigest()
+
+
+def _modules(folder: Path, names: set[str]) -> dict[str, _Module]:
+    """The modules that the index describes, whose files are all there. Raises Refused."""
+    if INDEX not in names:
+        raise Refused("it has no index")
+    try:
+        index = parse_json((folder / INDEX).read_bytes())
+        if not isinstance(index, dict) or index.get("format") != FORMAT:
+            raise Refused(f"its index is none of format {FORMAT}: export it again with this kvgen")
+        modules: dict[str, _Module] = adapter(dict[str, _Module]).validate_python(index.get("modules"))
+    except (ValidationError, ValueError) as error:
+        raise Refused(f"its index cannot be read: {' '.join(str(error).split()):.300}") from error
+    if {f"modules/{key}.so" for key in modules} != {name for name in names if name.startswith("modules/")}:
+        raise Refused("its modules are not those of its index")
+    for key, module in modules.items():
+        if _sha256(folder / "modules" / f"{key}.so") != module.sha256:
+            raise Refused(f"module {key} is not what its index says: another digest")
+    return modules
+
+
+def _entries(folder: Path, names: set[str]) -> tuple[list[Entry], tuple[str, ...]]:
+    """The entries, and those of other versions of kvgen, which are left out. Raises Refused for one that was changed."""
+    entries, foreign = [], []
+    for name in sorted(name for name in names if name.startswith("entries/")):
+        try:
+            entries.append(Entry.of_text((folder / name).read_bytes()))
+        except OtherSchema as other:  # noqa: PERF203 - the others are read
+            foreign.append(f"{name}: {other}")
+        except Damaged as damage:
+            raise Refused(f"{name}: {damage}") from damage
+    return entries, tuple(foreign)
+
+
+def _take_modules(modules: Mapping[str, _Module], folder: Path, cache: ArtifactCache) -> tuple[list[str], list[str]]:
+    taken, refused = [], []
+    for key, one in modules.items():
+        if one.machine != machine(one.target):
+            refused.append(f"module {key}: it was compiled for another machine ({one.target})")
+            continue
+        artifact = cache.put(key, folder / "modules" / f"{key}.so", one.resources, origin=one.origin)
+        if artifact.sha256 == one.sha256:
+            cache.name(one.source, key, one.machine)
+            taken.append(key)
+        else:
+            refused.append(f"module {key}: one of this key and other bytes is here already, and stays")
+    return taken, refused
+
+
+def _take_entries(entries: Iterable[Entry], store: Store) -> tuple[tuple[Path, ...], tuple[str, ...]]:
+    taken, kept = [], []
+    for entry in entries:
+        rivals = [one.entry for one in store.find(entry.spec) if one.entry is not None and one.entry.key == entry.key]
+        reason = next((reason for rival in rivals if (reason := _stays(rival, entry)) is not None), None)
+        if reason is not None:
+            kept.append(f"entry {entry.key}: {reason}")
+        else:
+            taken.append(store.put(entry))
+    return tuple(taken), tuple(kept)
+
+
+def _stays(present: Entry, entry: Entry) -> str | None:
+    """Why an imported entry does not replace the present one of its key; None if it does."""
+    if bool(present.timings) != bool(entry.timings):
+        return "a tuned one is there" if present.timings else None
+    ours, theirs = (str(one.provenance.get("date", "")) for one in (present, entry))
+    return f"a newer one is there, of {ours}, and the archive's is of {theirs or 'no date'}" if ours > theirs else None

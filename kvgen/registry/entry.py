@@ -1,44 +1,39 @@
-"""An entry: a registered winner, with everything that is needed to run and to check it.
+"""An entry: a registered winner, as one JSON file that says how to render, run and check it.
 
-An entry has one packed layout, a launch per workload, each with the back end that won there, and further launches, which were not
-tuned and serve calls that they suit better. Each launch names one of the entry's rendered sources. Because the source is stored,
-templates may change and the entry still describes the kernel that was measured, as long as the included headers are the same.
+An entry has one packed layout and up to four launches, each with the back end that it is of and the workloads that it won. Sources are not
+stored: they are rendered from the schedules. The fingerprint of a launch tells whether what is rendered today is what was measured.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field
 
 from kvgen.arch import Target
-from kvgen.digest import canonical_json, digest
+from kvgen.digest import digest
 from kvgen.errors import KvgenError
-from kvgen.files import is_name
+from kvgen.files import is_name, parse_json
 from kvgen.format.layout import PackedLayout
-from kvgen.lower import flags as known
-from kvgen.lower.backend import FUNCTIONS, Language, Source, functions_of
+from kvgen.lower.backend import Source
 from kvgen.lower.schedule import Params, Schedule, layout_id, layout_of
-from kvgen.lower.tokens import headers_digest, tokens_digest
-from kvgen.plaindata import Facts, Json, Shaped
-from kvgen.registry.facts import Provenance, Quality
-from kvgen.registry.paths import check_portable, locate, portable
+from kvgen.plaindata import Facts, Json, adapter
 from kvgen.spec import AnySpec, AnyWorkload, KernelSpec, Workload
 from kvgen.spec.dispatch import ALIKE, Call, Dispatch, Tiling
-from kvgen.spec.timing import Timing, require_times
 from kvgen.spec.workloads import mean_length
+from kvgen.spec.timing import Timing
 from kvgen.toolchain.cache import Artifact, Resources
 from kvgen.toolchain.compilers import machine
-from kvgen.validated import recall, record
 
-SCHEMA = 4
+SCHEMA = 5
 """Version of the entry's format and of the module ABI; entries of another version are not used."""
-
-ALWAYS = ("toolchain", "provenance", "accuracy", "timings", "runner_up")
-"""Fields that have defaults and are in every `entry.json`."""
-
-SUFFIX: dict[Language, str] = {"c++": ".cpp", "cuda": ".cu"}
+WIDTH = 150
+"""Longest list or object of an entry's file on one line; what holds no further ones always is."""
 
 
 class Damaged(Exception):
@@ -49,118 +44,132 @@ class OtherSchema(Damaged):
     """A whole entry of another version of kvgen."""
 
     def __init__(self, schema: int) -> None:
-        newer = ", which a newer kvgen wrote: upgrade this one" if schema > SCHEMA else ""
-        super().__init__(f"schema {schema}: this kvgen reads {SCHEMA}{newer}")
+        newer = ", which a newer kvgen wrote: upgrade this one" if schema > SCHEMA else ": build it again"
+        super().__init__(f"schema {schema}, and this kvgen reads {SCHEMA}{newer}")
+
+
+# --- what kvgen reads of an entry's facts; all facts are kept as they are -----------------------------------------------
 
 
 @dataclass(frozen=True)
-class Code(Json):
-    """One rendered source, with its flags, headers and include folders; their names are portable.
+class Failure(Json):
+    """Candidates of one back end that failed alike: the first of them (schedule and workload), and what was said of it."""
 
-    Text and resources are files of their own, and not in an entry's JSON.
-    """
-
-    text: str
-    language: Language
-    include: tuple[str, ...]
-    flags: tuple[str, ...]
-    headers: tuple[str, ...]
-    headers_digest: str
-    resources: Resources | None = None
-    artifact: str | None = None
-    """Id of the compiled module when it was tuned."""
-    machine: str | None = None
-    """Digest of the properties of a machine that the module depends on."""
-
-    def __post_init__(self) -> None:
-        if self.language not in SUFFIX:
-            raise KvgenError(f"{self.language!r:.60} is no language of kvgen's back ends")
-        if (flag := known.refused(self.language, self.flags)) is not None:
-            raise KvgenError(f"it asks for the compiler flag {flag!r:.120}, which no back end of kvgen uses")
-        if not all(name is None or is_name(name) for name in (self.artifact, self.machine)):
-            raise KvgenError(f"{self.artifact!r:.120} is no key of a compiled module")
-        for name in (*self.include, *self.headers):
-            check_portable(name)
-
-    @classmethod
-    def of(cls, source: Source, artifact: Artifact | None = None) -> Code:
-        """The code of a source and, if it was compiled, of its artifact.
-
-        Raises ValueError for headers of no package, KvgenError for flags that `kvgen.lower.flags` does not list.
-        """
-        return cls(
-            source.text,
-            source.language,
-            tuple(map(portable, source.include)),
-            source.flags,
-            tuple(map(portable, source.headers)),
-            headers_digest(source.headers),
-            artifact.resources if artifact else None,
-            artifact.id if artifact else None,
-            machine(source.target) if artifact else None,
-        )
-
-    @property
-    def file(self) -> str:
-        """File name in the entry's folder."""
-        return f"kernel-{digest([tokens_digest(self.text), self.flags, self.headers_digest])[:8]}{SUFFIX[self.language]}"
-
-    def source(self, target: Target, functions: tuple[str, ...] = FUNCTIONS) -> Source | None:
-        """The source to compile, which exports `functions`; None if headers are absent or have other tokens than when it was tuned."""
-        try:
-            headers = tuple(map(locate, self.headers))
-            if headers_digest(headers) != self.headers_digest:
-                return None
-            include = tuple(map(locate, self.include))
-            return Source(self.text, self.language, target, include, self.flags, headers, functions)
-        except (OSError, ValueError):  # ValueError: a package that cannot be looked up here, such as __main__
-            return None
+    backend: str
+    kind: str
+    count: int
+    example: str
+    detail: str
 
 
 @dataclass(frozen=True)
-class Launch:
-    """A launch of an entry: back end and parameters. `file` names the code; `workload` is the one that it was tuned for, of a further
-    launch the spec's first.
+class Provenance:
+    """How an entry came to be. `sources` is the `sources_id` of what was timed."""
+
+    date: str = ""
+    why: str = ""
+    tuned: bool | None = None
+    sources: str | None = None
+
+
+@dataclass(frozen=True)
+class OutputErrors:
+    """Of attention on one set of data."""
+
+    relative_l2: float
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Errors on seeded data (`kvgen.verify.quality.format_quality`)."""
+
+    normal: OutputErrors
+    structured: OutputErrors
+
+
+@dataclass(frozen=True)
+class Quality(Json):
+    """What a format costs; it is of the format, not of the device."""
+
+    outputs: Outputs
+
+
+@dataclass(frozen=True)
+class Rival:
+    """The best launch of another back end or layout at a workload, in µs."""
+
+    backend: str
+    launch: Params
+    us: Annotated[float, Field(gt=0, strict=True)]
+
+
+@dataclass(frozen=True)
+class OtherLayout:
+    """The next best layout, with its launches by workload key."""
+
+    layout: Params
+    launches: Mapping[str, Rival]
+
+
+@dataclass(frozen=True)
+class RunnerUp:
+    """The best launches of other back ends over the same layout by workload key, and the next best layout."""
+
+    launches: Mapping[str, Rival]
+    layout: OtherLayout | None
+
+
+def _shaped(kind: type[Any]) -> AfterValidator:
+    """Plain data of which a class can be made; it stays what it is, with names that the class lacks."""
+
+    def check(data: Any) -> Any:
+        if data is not None:
+            adapter(kind).validate_python(data)
+        return data
+
+    return AfterValidator(check)
+
+
+# --- the entry -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Launch(Json):
+    """A launch of an entry: back end and parameters, the keys of the workloads that it won (none for one that serves other calls), and what
+    was compiled: `artifact` is the module's id, `machine` a digest of the properties of a machine that the module depends on.
     """
 
-    workload: AnyWorkload
     backend: str
     params: Params
-    file: str
+    workloads: tuple[str, ...]
+    fingerprint: str
+    artifact: str | None = None
+    machine: str | None = None
+    resources: Resources | None = None
+
+    def __post_init__(self) -> None:
+        if not all(name is None or is_name(name) for name in (self.artifact, self.machine)):
+            raise ValueError(f"{self.artifact!r:.120} is no key of a compiled module")
 
 
 @dataclass(frozen=True)
 class Entry(Json):
     """A winner. Times are in microseconds; `device`, `toolchain` and `provenance` are plain facts by name, `accuracy` holds errors by
-    workload key.
-
-    `runner_up` holds `launches`, the best of another back end over the same layout by workload key ({backend, launch, us}), and
-    `layout`, the next best layout with launches of the same form, or None.
-
-    `kvgen.registry.facts` has the shapes of `provenance` and `quality`.
-
-    `cache` is None in every entry that kvgen writes today, and nothing uses it. It is part of the schema and is
-    preserved, so that a later version can fill it without a new schema.
+    workload key. `quality` is what the format costs, None where it was never computed.
     """
 
     spec: AnySpec
     arch: Target
+    device: Facts
     layout: Params
     layout_id: str
     launches: tuple[Launch, ...]
-    codes: Mapping[str, Code]
-    device: Facts
-    toolchain: Facts = field(default_factory=dict)
-    provenance: Annotated[Facts, Shaped(Provenance)] = field(default_factory=dict)
-    accuracy: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     timings: tuple[Timing, ...] = ()
-    runner_up: Facts | None = None
-    further: tuple[Launch, ...] = ()
-    """Defaults for calls that they suit better than the launches of the workloads."""
-    quality: Annotated[Facts, Shaped(Quality)] | None = None
-    """What the format costs, or None where it was never computed."""
-    cache: Facts | None = None
-    """Reserved for a later version; None today."""
+    accuracy: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    toolchain: Facts = field(default_factory=dict)
+    provenance: Annotated[Facts, _shaped(Provenance)] = field(default_factory=dict)
+    runner_up: Annotated[Facts | None, _shaped(RunnerUp)] = None
+    quality: Annotated[Facts | None, _shaped(Quality)] = None
 
     @classmethod
     def of(
@@ -171,79 +180,99 @@ class Entry(Json):
         more: Iterable[tuple[AnyWorkload, Schedule, Source, Artifact | None]] = (),
         **facts: Any,
     ) -> Entry:
-        """The entry of tuned schedules, which have the same layout part; `more` are its further launches, and `facts` the other fields by
-        name.
+        """The entry of tuned schedules, which have the same layout part; `more` are launches for other calls (their workloads do not
+        matter), and `facts` the other fields by name.
 
         Raises ValueError where the schedules differ in layout or there are none, and where the layout cannot hold the spec.
         """
-        chosen, further = tuple(launches), tuple(more)
-        layouts = {schedule.layout for _, schedule, _, _ in (*chosen, *further)}
+        won: dict[Schedule, list[str]] = {}
+        made: dict[Schedule, tuple[Source, Artifact | None]] = {}
+        for tuned, (work, schedule, source, artifact) in (*((True, one) for one in launches), *((False, one) for one in more)):
+            won.setdefault(schedule, []).extend([work.key] if tuned else [])
+            made.setdefault(schedule, (source, artifact))
+        layouts = {schedule.layout for schedule in made}
         if len(layouts) != 1:
             raise ValueError(f"an entry has one layout, not {len(layouts)}")
         (layout,) = layouts
-        codes: dict[str, Code] = {}
-        made: list[Launch] = []
-        for workload, schedule, source, artifact in (*chosen, *further):
-            code = Code.of(source, artifact)
-            codes.setdefault(code.file, code)
-            made.append(Launch(workload, schedule.backend, schedule.launch, code.file))
-        tuned, others = tuple(made[: len(chosen)]), tuple(made[len(chosen) :])
-        return cls(spec, arch, layout, layout_id(spec, layout), tuned, codes, further=others, **facts)
+        every = tuple(
+            Launch(
+                schedule.backend,
+                schedule.launch,
+                tuple(won[schedule]),
+                source.fingerprint,
+                artifact.id if artifact else None,
+                machine(source.target) if artifact else None,
+                artifact.resources if artifact else None,
+            )
+            for schedule, (source, artifact) in made.items()
+        )
+        entry = cls(spec, arch, layout=layout, layout_id=layout_id(spec, layout), launches=every, **facts)
+        entry.__dict__["sources"] = tuple(source for source, _ in made.values())  # they need not be rendered again
+        return entry
+
+    # --- its file ------------------------------------------------------------------------------------------------------
+
+    def to_json(self) -> dict[str, Any]:
+        """Contents of the entry's file, without their digest."""
+        return {"schema": SCHEMA, "key": self.key, "backend": self.backend, **super().to_json()}
+
+    def text(self) -> str:
+        """The entry's file. Raises KvgenError if a figure is not a finite number."""
+        data = self.to_json()
+        try:
+            return _compact({"digest": digest(data), **data}) + "\n"
+        except ValueError as error:
+            raise KvgenError(f"the entry {self.key} cannot be written: {error}") from error
+
+    @classmethod
+    def of_text(cls, raw: bytes) -> Entry:
+        """The entry of a file. Raises Damaged if it was changed after it was written, is of another version, or is no entry."""
+        try:
+            data = parse_json(raw)
+            if not isinstance(data, dict) or type(data.get("schema")) is not int:
+                raise Damaged("it is no entry: it has no schema")
+            if data["schema"] != SCHEMA:
+                raise OtherSchema(data["schema"])
+            if data.pop("digest", None) != digest(data):
+                raise Damaged("it was changed after it was written: its digest is another")
+            entry = cls.from_json(data)
+            if entry.key != data.get("key"):
+                raise Damaged("its key does not follow from its contents")
+            unknown = {key for launch in entry.launches for key in launch.workloads} - {work.key for work in entry.spec.workloads}
+            if unknown:
+                raise Damaged(f"a launch has the workload {min(unknown)}, which the spec does not have")
+            for timing in entry.timings:
+                timing.check()
+        except (ValueError, KeyError, TypeError, AttributeError, KvgenError) as error:
+            raise Damaged(f"it cannot be read: {error}") from error
+        return entry
+
+    # --- what it says ----------------------------------------------------------------------------------------------------
 
     @property
+    def tuned(self) -> list[tuple[AnyWorkload, Launch]]:
+        """The workloads that it was tuned for, in the spec's order, each with its launch."""
+        won = {key: launch for launch in self.launches for key in launch.workloads}
+        return [(work, won[work.key]) for work in self.spec.workloads if work.key in won]
+
+    @cached_property
     def key(self) -> str:
         """Key: digest of format, architecture, device name and workloads."""
-        return entry_key(self.spec, self.arch, self.device, (launch.workload for launch in self.launches))
+        return entry_key(self.spec, self.arch, self.device, (work for work, _ in self.tuned))
 
     @property
     def backend(self) -> str:
-        """Names of the launches' back ends, joined by `+`."""
-        return "+".join(sorted({launch.backend for launch in self.launches}))
+        """Names of the back ends of the tuned launches, joined by `+`."""
+        return "+".join(sorted({launch.backend for _, launch in self.tuned}))
 
     @property
     def made(self) -> str:
         """How it was made, in one word: tuned, or compiled where nothing was measured."""
         return "tuned" if self.timings else "compiled"
 
-    @property
-    def sources_id(self) -> str:
-        """Digest of the sources of all launches, with their flags and headers. A build records it in `provenance` as `sources`."""
-        return digest(sorted(self.codes))
-
-    @property
-    def timed_with_others(self) -> bool:
-        """Whether its times are of other sources than these: rendered anew since, or with headers that have changed. So is an entry that
-        does not record which sources were timed.
-        """
-        recorded = self.provenance.get("sources") == self.sources_id
-        return bool(self.timings) and not (recorded and all(self.source(code) for code in self.codes.values()))
-
-    @property
-    def every_launch(self) -> tuple[Launch, ...]:
-        """The launches of the workloads, then the further ones: the order of the indices of `look_up`."""
-        return (*self.launches, *self.further)
-
-    def look_up(self, spec: KernelSpec | None = None) -> Dispatch:
-        """Which launch of `every_launch` serves a call; of two that were tuned for the same calls under different loads, the one for the
-        load of most traffic of `spec` (by default the entry's own). Raises ToolchainMissing if a back end cannot be loaded.
-        """
-        sustained = _prefers_sustained((spec or self.spec).workloads)
-        works = ((launch.workload, index) for index, launch in enumerate(self.launches))
-        tuned = [(work, index) for work, index in works if isinstance(work, Workload)]
-        tuned.sort(key=lambda one: (one[0].load == "sustained") == sustained)
-        return Dispatch(self._tilings(), [(call_of(work), index) for work, index in tuned])
-
-    def _tilings(self) -> list[Tiling]:
-        """Of `every_launch`. Where one has parameters that its back end does not know, all are alike, and the nearest workload decides."""
-        from kvgen.lower.backend import get_backend
-
-        backends = {name: get_backend(name) for name in {launch.backend for launch in self.every_launch}}
-        try:
-            found = [backends[launch.backend].tiling(self.spec, self.schedule(launch), self.arch) for launch in self.every_launch]
-        except (KeyError, TypeError, ValueError):
-            found = [None]
-        known = [tiling for tiling in found if tiling is not None]
-        return known if len(known) == len(self.every_launch) else [ALIKE] * len(self.every_launch)
+    def schedule(self, launch: Launch) -> Schedule:
+        """The whole schedule of one launch."""
+        return Schedule(launch.backend, self.layout, launch.params)
 
     @cached_property
     def packed(self) -> PackedLayout:
@@ -254,13 +283,54 @@ class Entry(Json):
             raise TypeError(f"{self.spec.operation} has no packed layout")
         return layout_of(self.spec, self.layout)
 
-    def source(self, code: Code) -> Source | None:
-        """See `Code.source`."""
-        return code.source(self.arch, functions_of(self.spec))
+    @cached_property
+    def sources(self) -> tuple[Source, ...]:
+        """The sources of the launches, rendered today. Raises KvgenError where a back end is missing or does not lower a schedule."""
+        from kvgen.lower.backend import get_backend
 
-    def schedule(self, launch: Launch) -> Schedule:
-        """The whole schedule of one launch."""
-        return Schedule(launch.backend, self.layout, launch.params)
+        try:
+            return tuple(get_backend(one.backend).lower(self.spec, self.schedule(one), self.arch) for one in self.launches)
+        except (KeyError, TypeError, ValueError) as error:  # parameters that the back end does not have today
+            raise KvgenError(f"a launch of the entry {self.key} cannot be rendered: {type(error).__name__}: {error}") from error
+
+    @property
+    def outdated(self) -> bool:
+        """Whether a launch renders to other tokens than were measured. Raises as `sources` does."""
+        return any(source.fingerprint != launch.fingerprint for source, launch in zip(self.sources, self.launches, strict=True))
+
+    @property
+    def sources_id(self) -> str:
+        """Digest of the fingerprints of all launches. A build records it in `provenance` as `sources`."""
+        return digest(sorted(launch.fingerprint for launch in self.launches))
+
+    @property
+    def timed_with_others(self) -> bool:
+        """Whether its times are of other sources than kvgen renders today. So is an entry that does not record which were timed."""
+        if not self.timings:
+            return False
+        with suppress(KvgenError):
+            return self.provenance.get("sources") != self.sources_id or self.outdated
+        return True
+
+    def look_up(self, spec: KernelSpec | None = None) -> Dispatch:
+        """Which of `launches` serves a call; of two that were tuned for the same calls under different loads, the one for the load of most
+        traffic of `spec` (by default the entry's own). Raises ToolchainMissing if a back end cannot be loaded.
+        """
+        sustained = _prefers_sustained((spec or self.spec).workloads)
+        tuned = [(work, self.launches.index(launch)) for work, launch in self.tuned if isinstance(work, Workload)]
+        tuned.sort(key=lambda one: (one[0].load == "sustained") == sustained)
+        return Dispatch(self._tilings(), [(call_of(work), index) for work, index in tuned])
+
+    def _tilings(self) -> list[Tiling]:
+        """Of the launches. Where one has parameters that its back end does not know, all are alike, and the nearest workload decides."""
+        from kvgen.lower.backend import get_backend
+
+        try:
+            found = [get_backend(one.backend).tiling(self.spec, self.schedule(one), self.arch) for one in self.launches]
+        except (KeyError, TypeError, ValueError):
+            found = [None]
+        known = [tiling for tiling in found if tiling is not None]
+        return known if len(known) == len(self.launches) else [ALIKE] * len(self.launches)
 
     def timing(self, workload: AnyWorkload) -> Timing | None:
         """The measurement at a workload that was tuned for; None without one."""
@@ -275,64 +345,11 @@ class Entry(Json):
     def standings(self) -> list[dict[str, Any]]:
         """By workload, the winner and the best launch of another back end, as plain data."""
         rows = []
-        for launch in self.launches:
-            timing, rival = self.timing(launch.workload), self.rival(launch.workload)
+        for work, launch in self.tuned:
+            timing, rival = self.timing(work), self.rival(work)
             runner_up = {"backend": rival[0], "ratio": round(rival[1], 4)} if rival else None
-            us = timing.us if timing else None
-            rows.append({"workload": launch.workload.key, "backend": launch.backend, "us": us, "runner_up": runner_up})
+            rows.append({"workload": work.key, "backend": launch.backend, "us": timing.us if timing else None, "runner_up": runner_up})
         return rows
-
-    def resources(self) -> dict[str, Any]:
-        """Contents of `resources.json`: by source file, compile time and the resources of its kernels."""
-        return {file: code.resources.to_json() for file, code in sorted(self.codes.items()) if code.resources}
-
-    def to_json(self) -> dict[str, Any]:
-        """Contents of `entry.json`, except the digests of the other files."""
-        data = super().to_json()
-        launches, further = ([_written(one) for one in data.pop(name)] for name in ("launches", "further"))
-        sources = data.pop("codes")
-        for code in sources.values():
-            del code["text"], code["resources"]
-        schedule = {"layout": data.pop("layout"), "launches": launches, "further": further}
-        return {"schema": SCHEMA, "key": self.key, "backend": self.backend, "schedule": schedule, "sources": sources, **data}
-
-    @classmethod
-    def from_parts(cls, data: Mapping[str, Any], texts: Mapping[str, str], resources: Mapping[str, Any]) -> Entry:
-        """Inverse of `to_json`, given the text of each source and the contents of `resources.json`.
-
-        Raises Damaged for another schema or a key that does not follow from the contents; KeyError, TypeError, ValueError or KvgenError
-        where fields are absent or wrong.
-        """
-        if type(data["schema"]) is not int:
-            raise Damaged("its schema is no number")
-        if data["schema"] != SCHEMA:
-            raise OtherSchema(data["schema"])
-        if data["arch"] not in get_args(Target):
-            raise Damaged(f"{data['arch']!r:.60} is no target")
-        if absent := [name for name in ALWAYS if name not in data]:
-            raise Damaged(f"it has no {absent[0]}")
-        codes = {file: {**item, "text": texts[file], "resources": resources.get(file) or None} for file, item in data["sources"].items()}
-        launches, further = ([_read(item) for item in data["schedule"][name]] for name in ("launches", "further"))
-        fields = {**data, "layout": data["schedule"]["layout"], "launches": launches, "codes": codes, "further": further}
-        entry = cls._validated(fields)
-        if entry.key != data["key"]:
-            raise Damaged("its key does not follow from its contents")
-        for timing in entry.timings:
-            timing.check()
-        _check_runner_up(entry.runner_up or {})
-        if missing := [launch.file for launch in entry.every_launch if launch.file not in entry.codes]:
-            raise Damaged(f"it names no source {missing[0]}")
-        return entry
-
-    @classmethod
-    def _validated(cls, fields: dict[str, Any]) -> Entry:
-        """The entry with these fields, validated unless this machine has validated the same before. Raises ValueError, TypeError."""
-        source = canonical_json(fields)
-        entry = recall(cls, source, fields)
-        if entry is None:
-            entry = cls.from_json(fields)
-            record(entry, source, fields, keep=False)
-        return entry
 
 
 def entry_key(spec: AnySpec, arch: Target, device: Mapping[str, Any], workloads: Iterable[AnyWorkload]) -> str:
@@ -351,25 +368,20 @@ def _prefers_sustained(workloads: Iterable[AnyWorkload]) -> bool:
     return 2 * sum(weight for sustained, weight in loads if sustained) > sum(weight for _, weight in loads)
 
 
-def _check_runner_up(facts: Mapping[str, Any]) -> None:
-    """Raises ValueError, TypeError, KeyError or AttributeError where `Entry.runner_up` is not what `Entry` describes."""
-    layout = facts.get("layout")
-    if layout is not None:
-        Params(layout["layout"])
-    for launches in (facts.get("launches") or {}, {} if layout is None else layout["launches"]):
-        for work, one in launches.items():
-            if not isinstance(one["backend"], str):
-                raise TypeError(f"the runner-up at {work} has no back end")
-            if one["us"] is None:
-                raise TypeError(f"the runner-up at {work} has no time")
-            require_times(f"the runner-up at {work}", one["us"])
-
-
-def _written(launch: dict[str, Any]) -> dict[str, Any]:
-    """A launch as `entry.json` has it: its parameters are called `launch` and its file `source`."""
-    return {"launch": launch.pop("params"), "source": launch.pop("file"), **launch}
-
-
-def _read(item: Mapping[str, Any]) -> dict[str, Any]:
-    """Inverse of `_written`."""
-    return {**item, "params": item["launch"], "file": item["source"]}
+def _compact(value: Any, indent: str = "") -> str:
+    """JSON in which what is short, or holds no further lists and objects, is one line; so are plain values that follow each other in an
+    object. Raises ValueError for a number that is not finite.
+    """
+    line = json.dumps(value, allow_nan=False)
+    held = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    if len(line) <= WIDTH or not any(isinstance(one, (dict, list)) for one in held):
+        return line
+    inner = indent + " "
+    if isinstance(value, list):
+        return f"[\n{inner}" + f",\n{inner}".join(_compact(one, inner) for one in value) + f"\n{indent}]"
+    text, plain = "", False
+    for name, one in value.items():
+        before, plain = plain, not isinstance(one, (dict, list))
+        text += (", " if before and plain else f",\n{inner}") if text else ""
+        text += f"{json.dumps(name)}: {_compact(one, inner)}"
+    return f"{{\n{inner}{text}\n{indent}}}"

@@ -1,4 +1,4 @@
-"""The compiled launches of an entry: as they were tuned if these modules are here, else compiled from the entry's own sources."""
+"""The compiled launches of an entry: as they were tuned if these modules are here, else compiled from what kvgen renders."""
 
 from __future__ import annotations
 
@@ -8,73 +8,64 @@ from pathlib import Path
 
 from kvgen.errors import ToolchainMissing
 from kvgen.lower.backend import Source
-from kvgen.registry.entry import Code, Entry, Launch
+from kvgen.registry.entry import Entry, Launch
 from kvgen.toolchain import Artifact, ArtifactCache
 from kvgen.toolchain.compilers import machine
 
 LOG = logging.getLogger("kvgen")
 """For information that needs no action. Without a handler, Python prints messages from WARNING on to stderr."""
 
+Ready = Callable[[int, Artifact], object]
+"""Called with the index of a launch and its module as soon as it is there."""
 
-Ready = Callable[[str, Artifact], object]
-"""Called with the file of launches and their module as soon as it is there."""
 
+def modules(entry: Entry, ready: Ready = lambda *_: None, starting: Callable[[], object] = lambda: None) -> list[Path]:
+    """Shared libraries of the launches, in their order. `starting` is called before the first compilation.
 
-def modules(entry: Entry, ready: Ready = lambda *_: None, starting: Callable[[], object] = lambda: None) -> dict[str, Path]:
-    """Shared libraries by the file of the launches that they were compiled from. `starting` is called before the first compilation.
-
-    The module that was measured is taken if the cache has it, it runs on this machine, and the headers are unchanged; then no compiler is
-    needed. If the headers have changed, the schedule is rendered again, because an old source may not fit new headers.
-    Raises ToolchainMissing, CompileError.
+    The module that was measured is taken if the cache has it, it runs on this machine, and the launch renders to the same tokens; then no
+    compiler is needed. Raises ToolchainMissing, CompileError, and as `Entry.sources` does.
     """
     cache = ArtifactCache()
     cache.require_executable()
-    found: dict[str, Path] = {}
-    missing: dict[str, Source] = {}
-    for launch in entry.every_launch:
-        if launch.file in found or launch.file in missing:
-            continue
-        code = entry.codes[launch.file]
-        tuned = tuned_module(entry, code, cache)
+    found: dict[int, Path] = {}
+    missing: dict[int, Source] = {}
+    for index, (launch, source) in enumerate(zip(entry.launches, entry.sources, strict=True)):
+        tuned = tuned_module(launch, source, cache)
         if tuned is not None:
-            found[launch.file] = tuned.path
-            ready(launch.file, tuned)
+            found[index] = tuned.path
+            ready(index, tuned)
         else:
-            missing[launch.file] = entry.source(code) or _rendered(entry, launch)
-    return found | _compiled(missing, cache, ready, starting) if missing else found
+            missing[index] = source
+    found |= _compiled(missing, cache, ready, starting) if missing else {}
+    return [found[index] for index in range(len(entry.launches))]
 
 
-def tuned_module(entry: Entry, code: Code, cache: ArtifactCache) -> Artifact | None:
-    """The module that a launch was measured as, if the cache has it, it runs here and its headers are unchanged."""
-    if code.artifact is None or code.machine != machine(entry.arch) or entry.source(code) is None:
+def tuned_module(launch: Launch, source: Source, cache: ArtifactCache) -> Artifact | None:
+    """The module that a launch was measured as, if the cache has it, it runs here and the source of today has the same tokens."""
+    if launch.artifact is None or launch.machine != machine(source.target) or source.fingerprint != launch.fingerprint:
         return None
-    return cache.get(code.artifact)
+    return cache.get(launch.artifact)
 
 
-def sources(entry: Entry) -> dict[str, Source]:
-    """Sources by the file of the launches: the entry's own, rendered again where kvgen's headers have changed."""
-    return {launch.file: entry.source(entry.codes[launch.file]) or _rendered(entry, launch) for launch in entry.every_launch}
-
-
-def _rendered(entry: Entry, launch: Launch) -> Source:
-    from kvgen.lower.backend import get_backend
-
-    return get_backend(launch.backend).lower(entry.spec, entry.schedule(launch), entry.arch)
-
-
-def _compiled(sources: Mapping[str, Source], cache: ArtifactCache, ready: Ready, starting: Callable[[], object]) -> dict[str, Path]:
+def _compiled(sources: Mapping[int, Source], cache: ArtifactCache, ready: Ready, starting: Callable[[], object]) -> dict[int, Path]:
     """Compiled in parallel if the cache lacks them."""
     from kvgen.toolchain.compile import build_all
 
-    files = {source.id: file for file, source in sources.items()}
+    indices: dict[str, list[int]] = {}
+    for index, source in sources.items():
+        indices.setdefault(source.id, []).append(index)
 
     def compiling(count: int) -> None:
         target = next(iter(sources.values())).target
         LOG.warning("kvgen: compiling %d kernel%s for %s (first use; cached afterwards)", count, "s" if count > 1 else "", target)
         starting()
 
+    def compiled(key: str, artifact: Artifact) -> None:
+        for index in indices[key]:
+            ready(index, artifact)
+
     try:
-        artifacts = build_all(sources.values(), cache, compiling, lambda key, artifact: ready(files[key], artifact))
+        artifacts = build_all(sources.values(), cache, compiling, compiled)
     except ToolchainMissing as error:
         raise ToolchainMissing(f"the kernel is not compiled on this machine yet, and cannot be: {error}") from error
-    return {file: artifacts[source.id].path for file, source in sources.items()}
+    return {index: artifacts[source.id].path for index, source in sources.items()}

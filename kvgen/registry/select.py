@@ -1,18 +1,26 @@
-"""Chooses the entry for a spec: exact, then nearest workloads, then a back end's default, if one gives any; with the reasons."""
+"""Chooses the entry for a spec, with the reasons: exact, then nearest workloads, then a back end's defaults, if one gives any. And of its
+launches the one for a workload.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from kvgen.arch import Target
-from kvgen.errors import HostError, KvgenError
-from kvgen.lower.schedule import layout_id
+from kvgen.errors import HostError, KvgenError, UnsupportedError
+from kvgen.lower import backend as backends
+from kvgen.lower.backend import Backend, Source
+from kvgen.lower.schedule import Schedule, layout_id
 from kvgen.registry.device import here
-from kvgen.registry.entry import Entry
+from kvgen.registry.entry import Entry, Launch, call_of
 from kvgen.registry.store import Found, Store
-from kvgen.spec import AnySpec, AnyWorkload
+from kvgen.registry.store import stores as all_stores
+from kvgen.spec import AnySpec, AnyWorkload, KernelSpec, Workload
 from kvgen.spec.workloads import Coordinates, apart, coordinates_of, nearest
+from kvgen.spec.timing import Timing
+from kvgen.toolchain import Artifact
 
 How = Literal["exact", "nearest", "default", "none"]
 
@@ -60,16 +68,12 @@ def select(
     `stores` defaults to the user's, the site's and the packaged one; `device` to this machine's. Nothing is compiled. A
     damaged or outdated entry is passed over with its reason; a store that cannot be read is passed over with a caution.
     """
-    if stores is None:
-        from kvgen.registry import stores as all_stores
-
-        stores = all_stores()
     device = here(target) if device is None else device
     wanted = (workload,) if workload is not None else spec.workloads
     why: list[str] = []
     unread: list[str] = []
     candidates: list[_Candidate] = []
-    for place, store in enumerate(stores):
+    for place, store in enumerate(all_stores() if stores is None else stores):
         try:
             found = store.find(spec)
         except HostError as error:
@@ -81,11 +85,11 @@ def select(
         for one in found:
             entry, problem = one.entry, one.problem
             if entry is not None:
-                problem = stale(entry, spec, target)
+                problem = stale(entry, target)
             if entry is None or problem is not None:
                 why.append(f"{one.label}: passed over: {problem}")
             else:
-                further = len({launch.workload.key for launch in entry.launches} - {work.key for work in wanted})
+                further = len({work.key for work, _ in entry.tuned} - {work.key for work in wanted})
                 candidates.append(_Candidate(one, entry, _coverage(entry, wanted), further, not _same_device(entry, device), place))
     ranked = sorted(candidates, key=lambda candidate: candidate.rank)
     selection = _choose(ranked, why, device) or _without_entry(spec, target, why)
@@ -95,27 +99,24 @@ def select(
 def _choose(ranked: list[_Candidate], why: list[str], device: Mapping[str, Any]) -> Selection | None:
     """The first candidate that fits this machine, None if none does; adds the reasons to `why`."""
     chosen: _Candidate | None = None
-    chosen_outdated = False
     for candidate in ranked:
-        where = f"{candidate.found.label} ({', '.join(launch.workload.key for launch in candidate.entry.launches)})"
+        where = f"{candidate.found.label} ({', '.join(work.key for work, _ in candidate.entry.tuned)})"
         if chosen is not None:
             why.append(f"{where}: not needed: {_behind(candidate, chosen)}")
-        elif (reason := _unfit(candidate, outdated := _outdated(candidate.entry))) is not None:
+        elif (reason := _unfit(candidate)) is not None:
             why.append(f"{where}: passed over: {reason}")
         else:
-            chosen, chosen_outdated = candidate, outdated
+            chosen = candidate
             match = "exact" if candidate.distance == 0 else f"nearest workload, {candidate.distance:.1f} doublings away"
             why.append(f"{where}: taken: {match}")
     if chosen is None:
         return None
     how: How = "exact" if chosen.distance == 0 else "nearest"
-    return Selection(chosen.entry, how, tuple(why), tuple(_cautions(chosen.entry, device, outdated=chosen_outdated)))
+    return Selection(chosen.entry, how, tuple(why), tuple(_cautions(chosen.entry, device)))
 
 
 def _without_entry(spec: AnySpec, target: Target, why: Sequence[str]) -> Selection:
     """The default of the first back end that supports the format; none, with the reasons, where no back end does."""
-    from kvgen.lower import backend as backends
-
     backend, reasons = backends.first_for(spec, target)
     if backend is None:
         return Selection(None, "none", tuple(why), refusals=tuple(reasons))
@@ -124,7 +125,7 @@ def _without_entry(spec: AnySpec, target: Target, why: Sequence[str]) -> Selecti
 
 def _coverage(entry: Entry, wanted: Sequence[AnyWorkload]) -> float:
     """Weighted mean distance of the requested workloads to the entry's nearest; 0 if it was tuned for all of them."""
-    tuned = [coordinates_of(launch.workload) for launch in entry.launches]
+    tuned = [coordinates_of(work) for work, _ in entry.tuned]
     total = sum(work.weight for work in wanted)
     return sum(work.weight * _to_nearest(tuned, coordinates_of(work)) for work in wanted) / total
 
@@ -133,13 +134,11 @@ def _to_nearest(tuned: Sequence[Coordinates], wanted: Coordinates) -> float:
     return apart(tuned[nearest(tuned, wanted)], wanted)
 
 
-def stale(entry: Entry, spec: AnySpec, target: Target) -> str | None:
-    """The reason why an entry in the right folder cannot be used on any machine, or None."""
-    if entry.spec.format_id != spec.format_id:
-        return "it is for another format than its folder's"
+def stale(entry: Entry, target: Target) -> str | None:
+    """The reason why an entry of the spec's format cannot be used on any machine, or None."""
     if entry.arch != target:
         return f"it is for {entry.arch}, not {target}"
-    if not entry.launches:
+    if not entry.tuned:
         return "it has no launch"
     try:
         layout = layout_id(entry.spec, entry.layout)
@@ -154,22 +153,20 @@ def _same_device(entry: Entry, device: Mapping[str, Any]) -> bool:
     return bool(entry.device.get("name") == device.get("name"))
 
 
-def _unfit(candidate: _Candidate, outdated: bool) -> str | None:
-    """The reason why a good entry cannot be used on this machine, or None. An entry tuned here with the same headers needs no check."""
+def _unfit(candidate: _Candidate) -> str | None:
+    """The reason why a good entry cannot be used on this machine, or None. An entry that was tuned here and renders to the same tokens as
+    then needs no check.
+    """
     entry = candidate.entry
     if candidate.other_device and (reasons := _misfits(entry)):
         return f"its schedule is not for this machine: {reasons[0]}"
-    if outdated:
-        if reasons := _misfits(entry):
-            return f"kvgen's headers have changed since, and its schedule is gone: {reasons[0]}"
-        if absent := _absent(entry):
-            return f"kvgen's headers have changed since, and its source cannot be rendered anew: {absent[0]}"
+    try:
+        outdated = entry.outdated
+    except KvgenError as error:
+        return f"its schedule is gone: {next(iter(_misfits(entry)), error)}"
+    if outdated and (reasons := _misfits(entry)):
+        return f"kvgen's sources have changed since, and its schedule is gone: {reasons[0]}"
     return None
-
-
-def _outdated(entry: Entry) -> bool:
-    """Whether the headers that its sources include have changed."""
-    return any(entry.source(code) is None for code in entry.codes.values())
 
 
 def _misfits(entry: Entry) -> list[str]:
@@ -185,36 +182,28 @@ def misfits(entry: Entry) -> list[str]:
 
     Raises KvgenError if a back end cannot be loaded or its search space cannot be read.
     """
-    from kvgen.lower.backend import get_backend
-
     reasons: list[str] = []
-    for name in sorted({launch.backend for launch in entry.every_launch}):
-        backend = get_backend(name)
+    works = {work.key: work for work in entry.spec.workloads}
+    for name in sorted({launch.backend for launch in entry.launches}):
+        backend = backends.get_backend(name)
         refused = backend.unsupported(entry.spec, entry.arch)
         if refused is not None:
             reasons.append(f"the {name} back end does not support it: {refused}")
             continue
         space = backend.space(entry.spec, entry.arch)
-        for launch in (launch for launch in entry.every_launch if launch.backend == name):
-            reasons += space.check(entry.schedule(launch), launch.workload if launch in entry.launches else None)
+        for launch in (launch for launch in entry.launches if launch.backend == name):
+            for key in launch.workloads or (None,):
+                reasons += space.check(entry.schedule(launch), works[key] if key else None)
     return reasons
 
 
-def _absent(entry: Entry) -> list[str]:
-    """What has to be installed before the entry's back ends can render its sources anew."""
-    from kvgen.lower.backend import get_backend
-
-    backends = (get_backend(name) for name in sorted({launch.backend for launch in entry.every_launch}))
-    return [reason for backend in backends if (reason := backend.missing())]
-
-
-def _cautions(entry: Entry, device: Mapping[str, Any], *, outdated: bool) -> list[str]:
+def _cautions(entry: Entry, device: Mapping[str, Any]) -> list[str]:
     """Facts of the device that differ from those the entry was made with."""
     labels = {"name": "on {then}, and this is {now}", "driver": "with driver {then}, and this is {now}"}
     labels["threads"] = "with {then} threads, and there are {now}"
     differing = [] if entry.timings else ["it was compiled and never tuned: its schedules are the back end's defaults"]
-    if outdated:
-        differing.append("kvgen's headers have changed since: its schedules are rendered anew, its times are of the past")
+    if entry.outdated:
+        differing.append("kvgen's sources have changed since: its schedules are rendered anew, its times are of the past")
     for name, text in labels.items():
         then, now = entry.device.get(name), device.get(name)
         if then and now and then != now:
@@ -231,4 +220,83 @@ def _behind(candidate: _Candidate, chosen: _Candidate) -> str:
         return f"its workloads are {candidate.distance:.1f} doublings away"
     if candidate.place > chosen.place:
         return f"the {chosen.found.store} registry goes first"
-    return "it was tuned for more other workloads" if candidate.further > chosen.further else "its folder's name comes later"
+    return "it was tuned for more other workloads" if candidate.further > chosen.further else "its file's name comes later"
+
+
+# --- what serves calls ---------------------------------------------------------------------------------------------------
+
+
+def serving_entry(spec: AnySpec, target: Target, selection: Selection) -> tuple[Entry, Selection]:
+    """The entry whose launches serve calls: that of a selection, else one of defaults that is in no store, with a caution that says so.
+
+    Raises UnsupportedError where no back end supports the spec.
+    """
+    if selection.entry is not None:
+        return selection.entry, selection
+    backend, reasons = backends.first_for(spec, target)
+    if backend is None:
+        raise UnsupportedError(f"no kernel for {spec.name} on {target}", "; ".join((*reasons, *selection.why)), is_backend=False)
+    code = {schedule: (backend.lower(spec, schedule, target), None) for schedule in backend.defaults(spec, target)}
+    caution = f"nothing is tuned for this format on {target}; using {backend.name}'s default schedules"
+    return untuned_entry(spec, target, backend, code, device={}), selection._replace(cautions=(caution, *selection.cautions))
+
+
+def untuned_entry(
+    spec: AnySpec, target: Target, backend: Backend, code: Mapping[Schedule, tuple[Source, Artifact | None]], **facts: Any
+) -> Entry:
+    """An entry of a back end's defaults, of which `code` has the sources; `facts` are those of `Entry.of`."""
+    chosen = [(work, backend.default(spec, target, work)) for work in spec.workloads]
+    further = [schedule for schedule in code if schedule not in dict(chosen).values()]
+    launches = [(work, schedule, *code[schedule]) for work, schedule in chosen]
+    return Entry.of(spec, target, launches, [(spec.workloads[0], schedule, *code[schedule]) for schedule in further], **facts)
+
+
+@dataclass(frozen=True)
+class Serving:
+    """The launch that calls of a workload take."""
+
+    workload: Workload
+    index: int
+    launch: Launch
+    why: str
+    modelled_us: float | None
+    """Of the launch, by the model that chose it; None where the launch was tuned for the workload."""
+    timing: Timing | None
+    """What was measured at the workload; None where nothing was."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; times in µs, None where they were not measured."""
+        timing = self.timing
+        return {
+            "workload": self.workload.key,
+            "launch": self.index,
+            "backend": self.launch.backend,
+            "params": dict(self.launch.params),
+            "why": self.why,
+            "modelled_us": self.modelled_us,
+            "us": timing.us if timing else None,
+            "read_fraction": timing.read_fraction if timing else None,
+            "default_us": timing.default_us if timing else None,
+            "watts": timing.watts if timing else None,
+            "clock_mhz": timing.clock_mhz if timing else None,
+        }
+
+
+def require_compiled(spec: KernelSpec, work: Workload) -> None:
+    """Raises ValueError for more query tokens than the launches of a spec are compiled for: another algorithm serves such calls."""
+    q_len, most = work.q_len, spec.attention.q_len
+    if q_len > most:
+        raise ValueError(f"q_len ({q_len}) is more than attention.q_len ({most}): calls with more query tokens are extend attention")
+
+
+def serving(entry: Entry, spec: KernelSpec, work: Workload) -> Serving:
+    """The launch for a workload, given the traffic of `spec`."""
+    look_up, call = entry.look_up(spec), call_of(work)
+    index = look_up.launch(*call)
+    launch = entry.launches[index]
+    if work.key in launch.workloads and entry.timings:
+        return Serving(work, index, launch, f"tuned for {work.key}", None, entry.timing(work))
+    times = look_up.times(call.batch, call.longest, call.tokens)
+    others = [us for number, us in enumerate(times) if entry.launches[number].params != launch.params]
+    why = f"of the least modelled time, the next one has {min(others) / times[index]:.2f} times as much" if others else "the only launch"
+    return Serving(work, index, launch, why, times[index], None)

@@ -1,51 +1,75 @@
-"""A store: entries as folders of text, written so that readers never see an incomplete entry.
+"""Stores of entries: one JSON file each, replaced atomically, so that readers never see an incomplete entry.
 
-    <device>/<format>.<format id>/<key>.<revision>/   entry.json  kernel-….cpp  resources.json
+    <device>/<format>.json                   a second entry of the same name: <format>.<workloads>.json
 
-The revision is the digest of `entry.json`, which contains the digests of the other files, so changes to a folder are
-detected. A new revision is renamed into place before the old one is removed, so there is always a good one.
+The folders and names are for people; what an entry is for follows from its contents, and a digest within shows that it was not changed.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
-import shutil
+import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from kvgen.errors import HostError, KvgenError, host_errors
-from kvgen.files import child, is_name, parse_json, read_plain
-from kvgen.registry.entry import SUFFIX, Damaged, Entry
-from kvgen.registry.paths import device_folder, entry_folder, format_folder, key_of, revision_of
-from kvgen.spec import AnySpec
+from kvgen._resources import generated
+from kvgen.errors import HostError, host_errors
+from kvgen.files import read_plain
+from kvgen.registry.entry import Damaged, Entry, OtherSchema
+from kvgen.spec import AnySpec, MatrixSpec, QuantSpec
 from kvgen.toolchain.cache import sync
 
-ENTRY = "entry.json"
-RESOURCES = "resources.json"
 LOCK = ".lock"
 STAGING = ".staging-"
-RESCANS = 4
 MOST_BYTES = 1 << 24
-"""Largest size of a file of an entry, in bytes."""
+"""Largest size of an entry's file."""
+MOST_NAME = 200
+"""Longest name of an entry's file, without its suffix."""
+_KEY = re.compile(rb'"key": "([0-9a-f]{16})"')
+
+
+def stores() -> list[Store]:
+    """The stores in order of precedence: the user's, the site's, the one that ships. Entries tuned on this machine come first."""
+    return [user_store(), site_store(), packaged_store()]
+
+
+def user_store() -> Store:
+    """`KVGEN_REGISTRY_DIR`, or kvgen's folder in the user's data folder; `kvgen build` writes to it."""
+    from platformdirs import user_data_path
+
+    override = os.environ.get("KVGEN_REGISTRY_DIR")
+    return Store(Path(override).absolute() if override else user_data_path("kvgen") / "registry", "user")
+
+
+def site_store() -> Store:
+    """`KVGEN_SITE_DIR`, or kvgen's folder in the site's data folder; shared by a team."""
+    from platformdirs import site_data_path
+
+    override = os.environ.get("KVGEN_SITE_DIR")
+    return Store(Path(override).absolute() if override else site_data_path("kvgen") / "registry", "site")
+
+
+def packaged_store() -> Store:
+    """The winners that ship with kvgen."""
+    return Store(generated(), "packaged")
+
+
+def find(key: str) -> list[Found]:
+    """Entries of all stores whose key begins with `key`."""
+    return [found for store in stores() for found in store.all() if found.key.startswith(key)]
 
 
 class Found(NamedTuple):
-    """A folder of a store: its entry, or the reason why it has none."""
+    """A file of a store: its entry, or the reason why it has none. `key` is the entry's; of a damaged file what it says, else its name."""
 
     store: str
     path: Path
+    key: str
     entry: Entry | None
     problem: str | None = None
-
-    @property
-    def key(self) -> str:
-        """The entry's key, from the folder's name."""
-        return key_of(self.path.name)
 
     @property
     def label(self) -> str:
@@ -54,7 +78,7 @@ class Found(NamedTuple):
 
 
 class Store:
-    """Entries under `root`; `name` is used in messages."""
+    """Entries under `root`; `name` is for messages. Readers raise HostError where it cannot be listed, writers where it is not written."""
 
     def __init__(self, root: Path, name: str = "user") -> None:
         self.root = Path(root)
@@ -63,76 +87,90 @@ class Store:
     def __repr__(self) -> str:
         return f"Store({str(self.root)!r}, {self.name!r})"
 
-    # Readers raise HostError where the store cannot be listed, writers where it cannot be written.
-
-    # --- reading -----------------------------------------------------------------------------------------------------
-
     def find(self, spec: AnySpec) -> list[Found]:
-        """The store's entries of the spec's format, for any device and workload."""
-        folder = format_folder(spec)
-        return self._read([device / folder for device in _folders(self.root)])
+        """The store's entries of the spec's format, for any device and workload, and the damaged ones of its name."""
+        name = format_name(spec)
+        found = self._read(lambda file: file.partition(".")[0] == name)
+        return [one for one in found if one.entry is None or one.entry.spec.format_id == spec.format_id]
 
     def all(self) -> list[Found]:
         """All entries of the store, in the order of paths."""
-        return self._read([folder for device in _folders(self.root) for folder in _folders(device)])
+        return self._read(lambda _: True)
 
     def without_entries(self) -> str:
         """What to say where a store that the user named holds no entry."""
         return f"{self.root} holds no entries: is it a registry's folder?"
 
-    def _read(self, folders: list[Path]) -> list[Found]:
-        """The newest good revision of every key, and the problem of a key that has none.
-
-        A folder that disappears between listing and reading was replaced. So was one whose files disappeared, perhaps by a folder of the
-        same name, where an earlier revision returned. Both are listed again; a folder that is damaged is damaged then, too.
-        """
-        found: list[Found] = []
-        for folder in folders:
-            for _ in range(RESCANS):
-                revisions = [self._load(path) for path in _folders(folder)]
-                if all(one.entry is not None and one.path.is_dir() for one in revisions):
-                    break
-            by_key: dict[str, list[Found]] = {}
-            for one in revisions:
-                by_key.setdefault(one.key, []).append(one)
-            found += [max(group, key=_rank) for group in by_key.values()]
-        return found
-
-    def _load(self, path: Path) -> Found:
-        try:
-            return Found(self.name, path, read_entry(path))
-        except Damaged as damage:
-            return Found(self.name, path, None, str(damage))
-
-    # --- writing -----------------------------------------------------------------------------------------------------
-
     def put(self, entry: Entry) -> Path:
-        """Write an entry, replacing one with the same key. Returns its folder. Raises HostError if the store cannot be written,
-        KvgenError for an entry with figures that are not finite.
+        """Write an entry, replacing those with the same key. Returns its file. Raises HostError if the store cannot be written, KvgenError
+        for an entry with figures that are not finite.
         """
-        contents = entry_files(entry)
+        text = entry.text()
         with self._locked():
-            return self._put(entry, contents)
+            name = format_name(entry.spec)
+            beside = self._read(lambda file: file.partition(".")[0] == name)
+            present = [one.path for one in beside if one.key == entry.key]
+            folder = self.root / device_name(entry)
+            for path in present:
+                if path.parent == folder:
+                    place = path
+                    break
+            else:
+                place = next(path for stem in _names(entry, name) if not (path := folder / f"{stem}.json").exists())
+            self._write(place, text)
+            for path in present:
+                if path != place:
+                    path.unlink(missing_ok=True)
+        return place
 
     def replace(self, old: Path, entry: Entry) -> Path:
-        """Write an entry, replacing the folder `old`. Returns its folder. If `old` no longer exists, another writer replaced it, and
-        nothing is written. Raises as `put` does.
-        """
-        contents = entry_files(entry)
+        """Write an entry in place of the file `old`, unless that was removed meanwhile. Returns the file. Raises as `put` does."""
+        text = entry.text()
         with self._locked():
-            if not old.is_dir():
-                return old
-            final = self._put(entry, contents)
-            if old != final and old.is_dir():
-                self._discard(old)
-                self._list(old)
-            return final
+            if old.exists():
+                self._write(old, text)
+        return old
+
+    def remove(self, found: Found) -> None:
+        """Remove an entry. Raises HostError if that fails."""
+        with self._locked():
+            found.path.unlink(missing_ok=True)
 
     def require_writable(self) -> None:
         """Raise HostError if the store cannot be written."""
-        with self._locked():
-            (Path(tempfile.mkdtemp(prefix=STAGING, dir=self.root)) / "room").write_bytes(bytes(4096))
-            self._sweep()
+        with self._locked(), tempfile.NamedTemporaryFile(prefix=STAGING, dir=self.root) as file:
+            file.write(bytes(4096))
+
+    def _read(self, wanted: Callable[[str], bool]) -> list[Found]:
+        """The files whose names are wanted. One that disappears meanwhile was removed."""
+        found = []
+        for device in _listed(self.root):
+            for path in _listed(device) if device.is_dir() else ():
+                if not wanted(path.name) or not (path.suffix == ".json" or path.is_dir()):
+                    continue
+                try:
+                    found.append(self._load(path))
+                except FileNotFoundError:
+                    continue
+        return found
+
+    def _load(self, path: Path) -> Found:
+        raw = b""
+        try:
+            if path.is_dir():  # as kvgen wrote entries before they were files
+                raise OtherSchema(4)
+            try:
+                raw = read_plain(path, MOST_BYTES)
+            except FileNotFoundError:
+                raise
+            except (OSError, ValueError) as error:
+                reason = error.strerror if isinstance(error, OSError) else error
+                raise Damaged(f"{path.name} cannot be read: {reason}") from error
+            entry = Entry.of_text(raw)
+            return Found(self.name, path, entry.key, entry)
+        except Damaged as damage:
+            key = _KEY.search(raw)
+            return Found(self.name, path, key[1].decode() if key else path.stem, None, str(damage))
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -142,155 +180,75 @@ class Store:
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             with FileLock(self.root / LOCK):
-                self._sweep()
+                for left in self.root.glob(f"{STAGING}*"):
+                    left.unlink(missing_ok=True)
                 yield
         except OSError as error:
             reason = error.strerror or error
             raise HostError(f"cannot write to the {self.name} registry {self.root}: {reason}", self.root) from error
 
-    def _put(self, entry: Entry, contents: Mapping[str, bytes]) -> Path:
-        staged = Path(tempfile.mkdtemp(prefix=STAGING, dir=self.root))
-        _write(contents, staged)
-        folder = self.root / device_folder(entry.device) / format_folder(entry.spec)
-        folder.mkdir(parents=True, exist_ok=True)
-        final = folder / folder_name(entry, contents)
-        if final.exists() and self._load(final).entry is None:
-            self._discard(final)
-        if not final.exists():
-            staged.chmod(0o755)
-            staged.rename(final)
-            sync(folder)
-        older = [other for other in _folders(folder) if other != final and key_of(other.name) == entry.key]
-        for other in older:
-            self._discard(other)
-        self._sweep()
-        self._list(final, *older)
-        return final
-
-    def remove(self, found: Found) -> None:
-        """Remove an entry. Raises HostError if that fails."""
-        with self._locked():
-            if found.path.exists():
-                self._discard(found.path)
-                self._list(found.path)
-
-    def _discard(self, path: Path) -> None:
-        """Remove a folder atomically (by renaming it), then delete its files."""
-        grave = Path(tempfile.mkdtemp(prefix=STAGING, dir=self.root))
-        path.rename(grave / "old")
-        shutil.rmtree(grave, ignore_errors=True)
-
-    def _list(self, *changed: Path) -> None:
-        """Update the manifest, in a store that has one, for the folders that were written or removed."""
-        from kvgen.registry.manifest import MANIFEST, relist
-
-        if (self.root / MANIFEST).exists():
-            places = tuple(f"{folder.relative_to(self.root).as_posix()}/" for folder in changed)
-            relist(self.root, lambda file: file.startswith(places))
-
-    def _sweep(self) -> None:
-        """Remove leftovers of killed writers. The caller holds the lock, so no folder of a living writer is among them."""
-        for left in self.root.glob(f"{STAGING}*"):
-            shutil.rmtree(left, ignore_errors=True)
-
-
-def read_entry(path: Path) -> Entry:
-    """The entry in a folder. Raises Damaged if it is incomplete, changed, or of another version."""
-    with damage_told():
-        return Entry.from_parts(*read_parts(path))
-
-
-def read_parts(path: Path) -> tuple[dict[str, Any], dict[str, str], dict[str, Any]]:
-    """Contents of an entry's `entry.json`, of its sources by name and of its resources, of any schema. Raises Damaged if a
-    file was changed or cannot be parsed.
-    """
-    raw = read_plain(path / ENTRY, MOST_BYTES)
-    if not is_name(path.name) or _revision(raw) != revision_of(path.name):
-        raise Damaged(f"{ENTRY} was changed after it was written")
-    data = parse_json(raw)
-    contents = {file: read_plain(child(path, file), MOST_BYTES) for file in _listed(data)}
-    for file, expected in data["files"].items():
-        if hashlib.sha256(contents[file]).hexdigest() != expected:
-            raise Damaged(f"{file} was changed after it was written")
-    texts = {file: contents[file].decode() for file in data["sources"]}  # byte for byte: line ends are part of the digest
-    return data, texts, parse_json(contents[RESOURCES])
-
-
-@contextmanager
-def damage_told() -> Iterator[None]:
-    """Convert exceptions about an entry's contents to Damaged, with the reason."""
-    try:
-        yield
-    except FileNotFoundError as error:
-        raise Damaged(f"{Path(error.filename).name} is missing") from error
-    except PermissionError as error:
-        raise Damaged(f"{Path(error.filename).name} may not be read: {error.strerror}") from error
-    except KvgenError as error:
-        raise Damaged(str(error)) from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Damaged(f"it cannot be read: {type(error).__name__}: {error}") from error
-
-
-def _listed(data: Any) -> list[str]:
-    """The files beside `entry.json`: its sources and resources, each with a digest, and no other. Raises Damaged."""
-    files, suffixes = list(data["files"]), tuple(SUFFIX.values())
-    for file in files:
-        if not is_name(file) or (file != RESOURCES and not (file.startswith("kernel-") and file.endswith(suffixes))):
-            raise Damaged(f"{file!r:.120} is no file of an entry")
-    if set(files) != {RESOURCES, *data["sources"]}:
-        raise Damaged("its files are not its sources and resources")
-    return files
-
-
-def entry_files(entry: Entry) -> dict[str, bytes]:
-    """Contents of an entry's files by name. Raises KvgenError if a figure is not a finite number."""
-    files = {file: code.text.encode() for file, code in entry.codes.items()}
-    try:
-        files[RESOURCES] = _json(entry.resources())
-        digests = {file: hashlib.sha256(content).hexdigest() for file, content in sorted(files.items())}
-        files[ENTRY] = _json({**entry.to_json(), "files": digests})
-    except ValueError as error:
-        raise KvgenError(f"the entry {entry.key} cannot be written: {error}") from error
-    return files
-
-
-def folder_name(entry: Entry, contents: Mapping[str, bytes]) -> str:
-    """Name of the folder that holds an entry with these files."""
-    return entry_folder(entry.key, _revision(contents[ENTRY]))
-
-
-def _write(contents: Mapping[str, bytes], folder: Path) -> None:
-    """Write an entry's files and sync them to disk."""
-    for name, content in contents.items():
-        with open(child(folder, name), "wb") as file:
-            file.write(content)
+    def _write(self, place: Path, text: str) -> None:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        handle, staged = tempfile.mkstemp(prefix=STAGING, dir=self.root)
+        with open(handle, "w", encoding="utf-8") as file:
+            os.fchmod(handle, 0o644)
+            file.write(text)
             file.flush()
-            os.fsync(file.fileno())
-    sync(folder)
+            os.fsync(handle)
+        Path(staged).replace(place)
+        sync(place.parent)
 
 
-def _json(data: object) -> bytes:
-    return (json.dumps(data, indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
+# --- names ---------------------------------------------------------------------------------------------------------------
 
 
-def _revision(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()[:8]
+def slug(text: str) -> str:
+    """Lower-case letters, digits and hyphens only."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "unknown"
 
 
-def _rank(found: Found) -> tuple[bool, str, str]:
-    """Sort key: good before damaged, then newest first."""
-    date = str(found.entry.provenance.get("date", "")) if found.entry else ""
-    return found.entry is not None, date, found.path.name
+def device_name(entry: Entry) -> str:
+    """Folder of an entry's device."""
+    return slug(str(entry.device.get("name", "unknown")))[:MOST_NAME]
 
 
-def _folders(parent: Path) -> Iterator[Path]:
-    """Sorted folders in a folder, without hidden ones; none if it does not exist. Raises HostError if it cannot be listed."""
+def format_name(spec: AnySpec) -> str:
+    """Readable name of a format, without dots. Formats that differ in what is rare may share it."""
+    if isinstance(spec, MatrixSpec):
+        return f"{spec.operation}-{spec.matrix.dtype}-{spec.matrix.bits}{spec.matrix.axis[0]}"
+    attention, cache = spec.attention, spec.cache
+    boosted = f"b{spec.key.boosted(attention.head_dim)}" if spec.key.boost.fraction else ""
+    parts = [f"q{attention.q_heads}kv{attention.kv_heads}d{attention.head_dim}", attention.dtype]
+    parts += [f"k{_operand(spec.key)}{boosted}", f"v{_operand(spec.value)}", f"page{cache.page}" if cache.page else "contiguous"]
+    numbers = {"qlen": attention.q_len - 1 and attention.q_len, "window": attention.window, "softcap": attention.softcap}
+    numbers |= {"sink": cache.sink, "local": cache.local, "rollback": cache.rollback}
+    parts += [slug(f"{name}{value:g}") for name, value in numbers.items() if value]
+    return "-".join([*parts, *(["sinks"] if attention.sinks else [])])
+
+
+def _operand(quant: QuantSpec) -> str:
+    return f"{quant.bits}{quant.axis[0]}{quant.group}{'' if quant.zero else 's'}" if quant.quantized else "16"
+
+
+def _names(entry: Entry, name: str) -> Iterator[str]:
+    """Names for an entry's file, in order of preference: of its format, then with its workloads, then numbered."""
+    yield name
+    works = [slug(work.key) for work, _ in entry.tuned]
+    longer = f"{name}.{'+'.join(works)}"
+    longer = longer if len(longer) <= MOST_NAME else f"{name}.{works[0]}+{len(works) - 1}-more"
+    yield longer
+    number = 2
+    while True:
+        yield f"{longer}.{number}"
+        number += 1
+
+
+def _listed(folder: Path) -> list[Path]:
+    """Sorted contents of a folder, without hidden ones; none if it does not exist. Raises HostError if it cannot be listed."""
     try:
-        with host_errors("list", parent), os.scandir(parent) as items:
-            names = sorted(item.name for item in items if item.is_dir() and not item.name.startswith("."))
+        with host_errors("list", folder):
+            return sorted(folder / name for name in os.listdir(folder) if not name.startswith("."))
     except HostError as error:
         if isinstance(error.__cause__, FileNotFoundError):
-            return
+            return []
         raise
-    for name in names:
-        yield parent / name

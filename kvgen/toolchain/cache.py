@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Annotated
 
 from kvgen._resources import user_cache
-from kvgen.construct import construct
 from kvgen.errors import HostError, KvgenError, host_errors
 from kvgen.files import child, is_name, read_plain
 from kvgen.plaindata import Json, rounded
@@ -84,7 +83,7 @@ class ArtifactCache:
             module = folder / MODULE
             if _sha256(module) != meta["sha256"]:
                 return None
-            return Artifact(key, module, construct(Resources, meta["resources"]), meta["sha256"], str(meta.get("origin", "")))
+            return Artifact(key, module, Resources.from_json(meta["resources"]), meta["sha256"], str(meta.get("origin", "")))
         except PermissionError as error:
             raise HostError(f"cannot read {error.filename}: {error.strerror}", folder) from error
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):

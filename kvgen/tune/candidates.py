@@ -121,7 +121,7 @@ def present_launches(spec: AnySpec, key: str, found: Sequence[Contender], stores
     spaces = {c.backend.name: c.space for c in found}
     for one in (one for store in stores for one in store.find(spec)):
         if one.entry is not None and one.entry.key == key:
-            launches = [(launch.workload, one.entry.schedule(launch)) for launch in one.entry.launches]
+            launches = [(work, one.entry.schedule(launch)) for work, launch in one.entry.tuned]
             if all(schedule.backend in spaces and not spaces[schedule.backend].check(schedule, work) for work, schedule in launches):
                 return {work.key: schedule for work, schedule in launches}
     return {}
@@ -139,10 +139,10 @@ def warm_starts(spec: AnySpec, target: Target, found: Sequence[Contender], store
         for contender in found:
             away: dict[Schedule, float] = {}
             for entry in entries:
-                for launch in entry.launches:
+                for other, launch in entry.tuned:
                     schedule = Schedule(launch.backend, contender.defaults[0].layout, launch.params)
                     if launch.backend == contender.backend.name and not contender.space.doubts(schedule, work):
-                        distance = apart_across_formats(spec, work, entry.spec, launch.workload)
+                        distance = apart_across_formats(spec, work, entry.spec, other)
                         away[schedule] = min(distance, away.get(schedule, distance))
             columns.append([Candidate(schedule, work) for schedule in sorted(away, key=lambda s: (away[s], s.id))])
     rows = ([column[rank] for column in columns if rank < len(column)] for rank in range(MOST_WARM))

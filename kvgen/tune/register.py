@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +12,9 @@ from kvgen.lower.backend import Source, Sources
 from kvgen.lower.schedule import Schedule
 from kvgen.measure.measurement import Measurement
 from kvgen.plaindata import Facts
-from kvgen.registry.default import untuned_entry
-from kvgen.registry.device import here
+from kvgen.registry.device import here, provenance
 from kvgen.registry.entry import Entry
-from kvgen.registry.provenance import provenance
+from kvgen.registry.select import untuned_entry
 from kvgen.spec import AnySpec, AnyWorkload, KernelSpec
 from kvgen.spec.timing import Timing
 from kvgen.toolchain import Artifact
@@ -104,9 +104,12 @@ def with_known(quality: Facts | None, known: Facts) -> Facts | None:
 def toolchain(compiler: str) -> dict[str, Any]:
     """Versions that a compiled module depends on."""
     import platform
-    from importlib.metadata import version
+    from importlib.metadata import PackageNotFoundError, version
 
-    return {"compiler": compiler, "python": platform.python_version(), "torch": version("torch"), "tvm_ffi": version("apache-tvm-ffi")}
+    versions = {"compiler": compiler, "python": platform.python_version(), "torch": version("torch"), "tvm_ffi": version("apache-tvm-ffi")}
+    with suppress(PackageNotFoundError):
+        versions["tilelang"] = version("tilelang")
+    return versions
 
 
 def _cost(records: Sequence[Measurement], schedule: Schedule, work: AnyWorkload) -> float | None:

@@ -414,7 +414,7 @@ class _Build:
     def _register(self, entry: Entry, queue: CompileQueue) -> tuple[Entry, Path]:
         """Put the entry into the store. Raises KvgenError where it names a module that this build has not verified."""
         passed = {module for module, _ in self.runner.passed}
-        launches = [(schedule, queue.artifact(schedule)) for schedule in map(entry.schedule, entry.every_launch)]
+        launches = [(schedule, queue.artifact(schedule)) for schedule in map(entry.schedule, entry.launches)]
         if unverified := [schedule for schedule, artifact in launches if artifact.sha256 not in passed]:
             raise KvgenError(f"{unverified[0]} was not verified")
         if entry.key != self.key:
@@ -432,7 +432,7 @@ class _Build:
 
     def _replaces(self, other: Entry) -> bool:
         """Whether the new entry takes the place of an untuned one of another key: where there was no such device, its name is empty."""
-        same = other.arch == self.target and {one.workload.key for one in other.launches} == {work.key for work in self.spec.workloads}
+        same = other.arch == self.target and {work.key for work, _ in other.tuned} == {work.key for work in self.spec.workloads}
         return same and not other.timings and other.device.get("name") in (None, "", here(self.target)["name"])
 
     # --- progress ------------------------------------------------------------------------------------------------------

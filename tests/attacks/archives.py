@@ -19,7 +19,8 @@ from itertools import cycle, islice
 from pathlib import Path
 
 from kvgen.errors import HostError, KvgenError
-from kvgen.registry import Store, transfer
+from kvgen.lower import backend as backends
+from kvgen.registry import Store, archive
 from kvgen.toolchain import ArtifactCache
 from kvgen.tune.compile_only import compile_space
 from tests.attacks.damages import DAMAGES
@@ -53,8 +54,10 @@ def tree(root: Path) -> dict[str, str]:
 def exported(root: Path) -> bytes:
     """An archive of one entry and its modules."""
     store, cache = Store(root / "registry"), ArtifactCache(root / "cache")
+    backends.get_backend = FakeBackend  # type: ignore[assignment]
+    backends.backends_for = lambda _: [FakeBackend()]  # type: ignore[assignment, list-item]
     compile_space(tiny_spec(), "cpu", backends=[FakeBackend()], store=store, cache=cache, limit=3)
-    sent = transfer.export_archive(store.all(), root / "good.tar.gz", cache)
+    sent = archive.export_archive(store.all(), root / "good.tar.gz", cache)
     assert sent.modules
     return (root / "good.tar.gz").read_bytes()
 
@@ -79,7 +82,7 @@ def attack(root: Path, count: int, seed: int) -> Tally:
         file.write_bytes(DAMAGES[name](good, rng))
         began = time.monotonic()
         try:
-            transfer.import_archive(file, store, cache)
+            archive.import_archive(file, store, cache)
         except HostError as error:
             tally.failures.append(f"{name}: called a failure of this machine: {error}")
         except KvgenError as error:
@@ -101,7 +104,7 @@ def attack(root: Path, count: int, seed: int) -> Tally:
     if list((cache.root / "tmp").glob("*")):
         tally.failures.append("something is left in the cache's scratch folder")
     file.write_bytes(good)
-    transfer.import_archive(file, store, cache)  # and the good one is taken
+    archive.import_archive(file, store, cache)  # and the good one is taken
     return tally
 
 

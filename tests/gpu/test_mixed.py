@@ -61,7 +61,7 @@ def kernel(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
         launches.append((work, schedule, source, build(source)))
     assert len(layouts) == 1
     timings = tuple(Timing(work, 10.0) for work in spec.workloads)  # without times, tuned entries that ship would come first
-    monkeypatch.setattr("kvgen.registry.entry.Entry._tilings", lambda entry: [ALIKE] * len(entry.every_launch))  # the nearest one serves
+    monkeypatch.setattr("kvgen.registry.entry.Entry._tilings", lambda entry: [ALIKE] * len(entry.launches))  # the nearest one serves
     Store(tmp_path / "REGISTRY").put(Entry.of(spec, target, launches, device=here(target), timings=timings))
     forget()
     yield kvgen.get_kernel(spec)

@@ -56,7 +56,7 @@ def work(number, url, root):
     place = dict(cache=ArtifactCache(root / "cache"), store=Store(root / "registry"), storage=url, runner=runner)
     result = tuner.tune(tiny_spec(), "cpu", backends=[FakeBackend()], seed=number, **place)
     final = sum(map(len, runner.finals))
-    say("done", len(runner.measured) - final, {launch.workload.key: str(launch.params) for launch in result.entry.launches})
+    say("done", len(runner.measured) - final, {work.key: str(launch.params) for work, launch in result.entry.tuned})
 
 hung = Path(sys.argv[2]) / "hung"
 url, root, workers = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])

@@ -70,9 +70,9 @@ for target in ("sm80", "sm89", "sm90"):
 entries = [found.entry for store in (packaged_store(), user_store()) for found in store.all()]
 usable = {name: 0 for name in ("cuda", "tilelang")}
 for entry in entries:
-    for launch in entry.every_launch:
-        usable[launch.backend] += entry.codes[launch.file].source(entry.arch) is not None
-print(json.dumps([lowered, sum(len(entry.every_launch) for entry in entries), usable]))
+    for launch, source in zip(entry.launches, entry.sources):
+        usable[launch.backend] += source.fingerprint == launch.fingerprint
+print(json.dumps([lowered, sum(len(entry.launches) for entry in entries), usable]))
 """
 
 COMMANDS = """

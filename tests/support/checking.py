@@ -20,9 +20,7 @@ from kvgen.spec import KernelSpec
 from kvgen.toolchain import Artifact, ArtifactCache, KernelResources, Resources
 from kvgen.tune.budget import Budget
 from kvgen.tune.regression import entry as entry_check
-from kvgen.tune.regression import source
-from kvgen.tune.regression.entry import check_entry
-from kvgen.tune.regression.finding import Checked
+from kvgen.tune.regression.entry import Checked, check_entry
 from kvgen.tune.tuner import tune
 from tests.support.tuning import FakeBackend, FakeRunner, tiny_spec
 
@@ -66,7 +64,6 @@ class Place:
             return LaterBackend(name, **changes)  # type: ignore[arg-type]
 
         self.patch.setattr("kvgen.lower.backend.get_backend", backend)
-        self.patch.setattr(source, "get_backend", backend)
 
     def numbers(self, outcome: Measurement) -> None:
         def run(worker: Worker, job: Job) -> Measurement:
@@ -87,7 +84,7 @@ class Place:
         self.patch.setattr(Worker, "interleave", lambda worker, jobs, rounds: answer(list(jobs)))
 
     def check(self, speed: bool = False) -> Checked:
-        return check_entry(self.entry, self.cache, speed=speed)
+        return check_entry(replace(self.entry), self.cache, speed=speed)  # which renders anew
 
 
 def told(checked: Checked) -> dict[str, str]:

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from kvgen.digest import digest
 from kvgen.lower.backend import get_backend
 from kvgen.registry.entry import Entry
-from kvgen.registry.store import ENTRY, Store, _json, _revision, entry_files
+from kvgen.registry.store import Store
 from kvgen.spec import KernelSpec
 from kvgen.spec.timing import Timing
 
@@ -29,12 +30,16 @@ def tuned(spec: KernelSpec) -> Entry:
     )  # fmt: skip
 
 
-def put_changed(store: Store, entry: Entry, change: Change) -> Path:
-    """Write an entry whose `entry.json` is changed, in a folder of the right revision."""
-    data = json.loads(entry_files(entry)[ENTRY])
+def signed(entry: Entry, change: Change) -> bytes:
+    """An entry's file with other contents, under a right digest."""
+    data = json.loads(entry.text())
+    del data["digest"]
     change(data)
-    raw = _json(data)
+    return json.dumps({"digest": digest(data), **data}).encode()
+
+
+def put_changed(store: Store, entry: Entry, change: Change) -> Path:
+    """Write an entry with other contents, under a right digest."""
     place = store.put(entry)
-    folder = place.rename(place.with_name(f"{entry.key}.{_revision(raw)}"))
-    (folder / ENTRY).write_bytes(raw)
-    return folder
+    place.write_bytes(signed(entry, change))
+    return place

@@ -25,11 +25,9 @@ from kvgen.files import read_json
 from kvgen.integrations.hf_kernels.readme import MARK, README
 from kvgen.lower.backend import Source
 from kvgen.plaindata import Json
-from kvgen.registry.default import serving_entry
 from kvgen.registry.entry import Entry
-from kvgen.registry.modules import sources
-from kvgen.registry.paths import slug
-from kvgen.registry.select import select
+from kvgen.registry.select import select, serving_entry
+from kvgen.registry.store import slug
 from kvgen.runtime.device import cannot_run_here
 from kvgen.spec import KernelSpec, dump_spec
 from kvgen.toolchain import Artifact, ArtifactCache
@@ -114,30 +112,30 @@ class _Build:
     name: str
     """Target, or level of the processor; names the libraries."""
     instructions: tuple[str, ...]
-    libraries: Mapping[str, Artifact]
-    """By the file of a launch."""
+    libraries: Sequence[Artifact]
+    """Of the launches, in their order."""
     verified: str
     """What verification found on this machine, or why it was not run."""
 
-    def library(self, file: str) -> str:
+    def library(self, index: int) -> str:
         """File name of a launch's library in the exported folder."""
-        return f"{file.rpartition('.')[0]}-{self.name}.so"
+        return f"{self.entry.launches[index].backend}-{index}-{self.name}.so"
 
     def facts(self) -> dict[str, Any]:
         """What the exported module and the README know of these libraries."""
         entry, layout, table = self.entry, self.entry.packed, self.entry.look_up()
-        times = {launch.workload.key: timing.us for launch in entry.launches if (timing := entry.timing(launch.workload))}
+        times = {work.key: timing.us for work, _ in entry.tuned if (timing := entry.timing(work))}
         tuned = {"device": entry.device.get("name"), "date": str(entry.provenance.get("date", ""))[:10], "us": times}
         return {
             "name": self.name,
             "target": entry.arch,
             "instructions": list(self.instructions),
-            "compilers": sorted({artifact.resources.compiler for artifact in self.libraries.values()}),
+            "compilers": sorted({artifact.resources.compiler for artifact in self.libraries}),
             "verified": self.verified,
             "cautions": list(self.cautions),
             "tuned": tuned if times else None,
             "layout": {"id": layout.id, "tokens": layout.tokens, "head_dim": layout.head_dim, "block_bytes": layout.block_bytes},
-            "libraries": [self.library(launch.file) for launch in entry.every_launch],
+            "libraries": [self.library(index) for index in range(len(entry.launches))],
             "dispatch": {"launches": [asdict(one) for one in table.launches], "tuned": [[*call, i] for call, i in table.tuned.items()]},
         }
 
@@ -147,27 +145,26 @@ def _compiled(spec: KernelSpec, targets: Iterable[Target], tell: Callable[[str],
     if ptx_only_default():
         raise KvgenError("KVGEN_PTX_ONLY is set, and exported libraries hold machine code: unset it")
     order = [*reversed(GPUS), "cpu"]
-    wanted: list[tuple[Entry, tuple[str, ...], str, tuple[str, ...], dict[str, Source]]] = []
+    wanted: list[tuple[Entry, tuple[str, ...], str, tuple[str, ...], list[Source]]] = []
     for target in sorted(set(targets), key=order.index):
         entry, selection = serving_entry(spec, target, select(spec, target))
         # where and how it was tuned compared with this machine says nothing of the machines that will load the export
         cautions = tuple(caution for caution in selection.cautions if not caution.startswith("tuned "))
-        rendered = sources(entry)
         for level, (flags, instructions) in _levels(target).items():
-            own = {file: replace(source, flags=(*source.flags, *flags)) for file, source in rendered.items()}
+            own = [replace(source, flags=(*source.flags, *flags)) for source in entry.sources]
             wanted.append((entry, cautions, level, instructions, own))
     artifacts = build_all(
-        [source for *_, own in wanted for source in own.values()], ArtifactCache(), lambda count: tell(f"compiling {count} libraries")
+        [source for *_, own in wanted for source in own], ArtifactCache(), lambda count: tell(f"compiling {count} libraries")
     )
     builds = []
     for entry, cautions, level, instructions, own in wanted:
-        libraries = {file: artifacts[source.id] for file, source in own.items()}
+        libraries = [artifacts[source.id] for source in own]
         absent = [one for one in instructions if one not in cpu_features().split()]
         reason = f"this processor has no {', '.join(absent)}" if absent else cannot_run_here(entry.arch)
         if reason is None:
             with Verification(entry) as verification:
-                for file, artifact in libraries.items():
-                    verification.add(file, artifact)
+                for index, artifact in enumerate(libraries):
+                    verification.add(index, artifact)
                 verification.finish()
         told = f"verified on this {device_type(entry.arch)}" if reason is None else f"not run here: {reason}"
         builds.append(_Build(entry, cautions, level, instructions, libraries, told))
@@ -220,7 +217,7 @@ def _write_variant(spec: KernelSpec, builds: Sequence[_Build], place: Path, name
     files = {path: text.encode() for path, text in standalone().items()}
     files[FILE] = json.dumps(facts, indent=1).encode() + b"\n"
     for build in builds:
-        files |= {build.library(file): artifact.path.read_bytes() for file, artifact in build.libraries.items()}
+        files |= {build.library(index): artifact.path.read_bytes() for index, artifact in enumerate(build.libraries)}
     digests = {path: hashlib.sha256(content).digest() for path, content in sorted(files.items())}
     backend: dict[str, Any] = {"type": kind}
     cuda = [re.match(r"nvcc (\d+)\.(\d+)", compiler) for build in facts["builds"] for compiler in build["compilers"]]

@@ -1,4 +1,4 @@
-"""Checks whether an entry still holds: its source, resources, numerics and, on its own device, its speed.
+"""Checks whether an entry still holds: its claims, source, resources, numerics and, on its own device, its speed.
 
-`run` checks a registry, `entry` one entry: each aspect has a module of its own. `finding` defines the results.
+`entry` checks one entry, aspect by aspect, `speed` times it, `registry` checks all entries of a store.
 """

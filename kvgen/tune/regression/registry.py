@@ -1,85 +1,119 @@
-"""Problems of a registry's files: entries that are damaged, missing or in the wrong folder, and differences from the manifest."""
+"""Checks a whole registry: every entry and every file that holds none; and accepts changes on request."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cached_property
-from pathlib import PurePosixPath
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
 
-from kvgen.registry import Found, Store, packaged_store
-from kvgen.registry.manifest import MANIFEST, differences, relist
-from kvgen.registry.paths import format_folder, key_of
-from kvgen.tune.regression.finding import Checked, Finding, Status
+from kvgen.errors import KvgenError
+from kvgen.lower.backend import Source
+from kvgen.measure.worker import Worker
+from kvgen.registry.entry import Entry
+from kvgen.registry.store import Found, Store, format_name
+from kvgen.toolchain import ArtifactCache
+from kvgen.toolchain.compile import build_all
+from kvgen.tune.regression.entry import FAILING, Checked, Finding, check_entry
 
-Chooser = Callable[[str], bool]
-"""Whether an entry's key is selected; a file that belongs to no entry has the key ""."""
+REGISTRY = "(registry)"
+"""The key of a finding about a whole registry that cannot be read or written."""
 
 
-class RegistryFiles:
-    """A store as it is read now. Raises OSError or HostError if it cannot be read."""
+@dataclass(frozen=True)
+class Result:
+    """The findings of an entry or a file, its registry, and whether a regression was accepted."""
 
-    def __init__(self, store: Store) -> None:
-        self.store = store
-        self.found: list[Found] = store.all()
-        listed = (store.root / MANIFEST).exists() or (store.root == packaged_store().root and self.found)
-        self._differences = differences(store.root) if listed else {}
-
-    @property
-    def keys(self) -> list[str]:
-        """Keys of all entries that the store holds or its manifest lists."""
-        return [*(one.key for one in self.found), *self._missing]
-
-    def entry_problems(self, wanted: Chooser = lambda _: True) -> list[Checked]:
-        """A finding for every entry that `get_kernel` does not find: damaged, in the wrong folder, or missing."""
-        damaged = [_problem(one.key, str(one.problem), "damaged") for one in self._damaged]
-        astray = [_problem(one.key, problem) for one in self.found if (problem := _astray(one)) is not None]
-        gone = [_problem(key, f"it is missing, and {MANIFEST} lists it in {folder}") for key, folder in self._missing.items()]
-        return [one for one in (*damaged, *astray, *gone) if wanted(one.key)]
-
-    def manifest_problems(self, wanted: Chooser = lambda _: True) -> dict[str, Checked]:
-        """A finding, by file, for every other difference from the manifest; their key is the manifest's name."""
-        damaged = {one.key for one in self._damaged}
-        differing = {file: problem for file, problem in self._differences.items() if _key(file) not in self._missing and wanted(_key(file))}
-        return {
-            file: _problem(MANIFEST, f"{file} {problem}", "damaged" if _key(file) in damaged else "regressed")
-            for file, problem in differing.items()
-        }
-
-    def accept(self, chosen: Chooser) -> set[str]:
-        """Update the manifest to the present files that are chosen, except those of damaged and missing entries. Returns the accepted
-        files. Raises OSError if it cannot be written.
-        """
-        good = {key for key in ("", *(one.key for one in self.found if one.entry is not None)) if chosen(key)}
-        accepted = {file for file in self._differences if _key(file) in good}
-        if accepted:
-            relist(self.store.root, lambda file: _key(file) in good)
-        return accepted
+    checked: Checked
+    registry: str
+    accepted: bool = False
 
     @property
-    def _damaged(self) -> list[Found]:
-        """Entries that cannot be read."""
-        return [one for one in self.found if one.entry is None]
+    def bad(self) -> bool:
+        """Whether it is damaged or regressed, and still is."""
+        return self.checked.verdict in FAILING and not self.accepted
 
-    @cached_property
-    def _missing(self) -> dict[str, str]:
-        """Folders, by key, of entries that the manifest lists and the store does not hold."""
-        present = {one.key for one in self.found} | {""}
-        folders = {_key(file): PurePosixPath(*PurePosixPath(file).parts[:3]) for file in self._differences}
-        return {key: str(folder) for key, folder in folders.items() if key not in present}
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {**self.checked.to_json(), "registry": self.registry, "accepted": self.accepted}
 
 
-def _key(file: str) -> str:
-    """Key of the entry that a file belongs to; empty for a file of none."""
-    parts = PurePosixPath(file).parts
-    return key_of(parts[2]) if len(parts) > 3 else ""
+def check_registry(
+    store: Store,
+    every: Sequence[Found],
+    worker: Worker,
+    *,
+    keys: Sequence[str] = (),
+    archs: Sequence[str] = (),
+    speed: bool = False,
+    accept: bool = False,
+    compiling: Callable[[int], object],
+) -> Iterator[Result]:
+    """Check the entries that a store holds (`Store.all`), one by one: those whose key begins with one of `keys` and whose target is one of
+    `archs` (any where there are none).
+
+    What has to be compiled for them is compiled before, in parallel; `compiling` is called with the number of modules, if there are any.
+    `accept` writes those of them that render and compile into the store.
+    """
+    found = [one for one in every if not keys or one.key.startswith(tuple(keys))]
+    chosen = [one.entry for one in found if one.entry is not None and (not archs or one.entry.arch in archs)]
+    compile_ahead(chosen, compiling)
+    for entry in chosen:
+        checked = check_entry(entry, speed=speed, worker=worker)
+        yield _accept(store, checked) if accept else Result(checked, store.name)
+    yield from (Result(problem, store.name) for one in found if (problem := file_problem(one)) is not None)
 
 
-def _astray(one: Found) -> str | None:
-    """The reason why looking up the entry's own spec does not find its folder, or None."""
-    if one.entry is None or one.path.parent.name == (folder := format_folder(one.entry.spec)):
+def file_problem(one: Found) -> Checked | None:
+    """What is wrong with a file, whatever its entry is: it is damaged, or `get_kernel` does not look for it under its name."""
+    if one.entry is None:
+        return Checked(one.key, (Finding("registry", "damaged", f"{one.path.parent.name}/{one.path.name}: {one.problem}"),))
+    if one.path.name.partition(".")[0] == (name := format_name(one.entry.spec)):
         return None
-    return f"get_kernel looks for it in a folder {folder}, and it is in {one.path.parent.name}"
+    return Checked(one.key, (Finding("registry", "regressed", f"get_kernel looks for it as {name}.json, and it is {one.path.name}"),))
 
 
-def _problem(key: str, detail: str, status: Status = "regressed") -> Checked:
-    return Checked(key, (Finding("registry", status, detail),))
+def compile_ahead(entries: Iterable[Entry], compiling: Callable[[int], object]) -> None:
+    """Compile the present sources of entries in parallel, until one fails: the check of its entry names the failure."""
+    sources: list[Source] = []
+    for entry in entries:
+        with suppress(Exception):  # templates raise exceptions of many kinds
+            sources += entry.sources
+    with suppress(KvgenError):
+        build_all(sources, ArtifactCache(), compiling)
+
+
+def unreachable(registry: str, error: Exception) -> Result:
+    """A registry that this machine cannot read or write."""
+    return Result(Checked(REGISTRY, (_cannot(error),)), registry)
+
+
+def summary(results: Sequence[Result], *, accept: bool = False) -> str:
+    """One line: the number of entries by verdict, and what was not checked, with the reasons."""
+    entries = Counter(one.checked.verdict for one in results if one.checked.key != REGISTRY)
+    count = sum(entries.values())
+    told = f"{count} {'entry' if count == 1 else 'entries'}, "
+    told += f"{entries['good']} good, {entries['regressed']} regressed, {entries['unable']} unable"
+    told += f", {entries['damaged']} damaged" if entries["damaged"] else ""
+    if accept:
+        told += f"; of these accepted: {sum(one.accepted for one in results)}"
+    missed = Counter((found.aspect, found.detail) for one in results for found in one.checked.findings if found.status == "unable")
+    reasons = [f"{aspect} of {count} ({detail})" for (aspect, detail), count in missed.items()]
+    return told + (f"; not checked: {', '.join(reasons)}" if reasons else "")
+
+
+def _accept(store: Store, checked: Checked) -> Result:
+    """Replace the entry by what renders and compiles now, if that is allowed."""
+    if checked.renewed is None:
+        return Result(checked, store.name)
+    try:
+        if checked.renewed != checked.entry:
+            store.put(checked.renewed)
+    except (KvgenError, OSError) as error:
+        return Result(replace(checked, findings=(*checked.findings, _cannot(error))), store.name)
+    return Result(checked, store.name, accepted=checked.regressed)
+
+
+def _cannot(error: Exception) -> Finding:
+    return Finding("registry", "unable", str(error), environment=True)

@@ -2,19 +2,40 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kvgen.api import forget
+from kvgen.lower import backend as backends
+from kvgen.lower.backend import Source
+from kvgen.lower.schedule import Params, Schedule
 from kvgen.registry.device import here
 from kvgen.registry.entry import Entry
 from kvgen.registry.store import Store
-from kvgen.spec import KernelSpec, Workload, load_spec
+from kvgen.spec import KernelSpec, load_spec
 from kvgen.spec.timing import Timing
 from kvgen.toolchain import ArtifactCache, build
 from tests.support.naive import naive_schedule, naive_source, naive_spec
+
+
+class WithNaive:
+    """A back end that renders the naive module for schedules with a parameter `naive`, another one for each value."""
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def lower(self, spec: KernelSpec, schedule: Schedule, target: str) -> Source:
+        return naive_variant(schedule) if "naive" in schedule.launch else self._backend.lower(spec, schedule, target)
+
+
+def naive_variant(schedule: Schedule) -> Source:
+    source, number = naive_source(), schedule.launch["naive"]
+    return type(source)(f"{source.text}\nint variant_{number};\n" if number else source.text, "c++", "cpu", flags=source.flags)
 
 
 @pytest.fixture(scope="session")
@@ -29,6 +50,8 @@ def places(tmp_path: Path, modules: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     monkeypatch.setenv("KVGEN_REGISTRY_DIR", str(tmp_path / "user"))
     monkeypatch.setenv("KVGEN_SITE_DIR", str(tmp_path / "site"))
     monkeypatch.setenv("KVGEN_CACHE_DIR", str(modules))
+    real = backends.get_backend
+    monkeypatch.setattr(backends, "get_backend", lambda name: WithNaive(real(name)))
     forget()
     yield tmp_path / "user"
     forget()
@@ -46,19 +69,17 @@ def wanting(spec: KernelSpec, *shapes: tuple[int, int]) -> KernelSpec:
 
 
 def naive_entry(
-    spec: KernelSpec, *, compiled: bool = True, variants: int = 1, device: str | None = None, backends: tuple[str, ...] = ("cpu",)
+    spec: KernelSpec, *, compiled: bool = True, variants: int = 1, device: str | None = None, names: tuple[str, ...] = ("cpu",)
 ) -> Entry:
-    """An entry of the spec's workloads, which `backends` take in turn; with two variants, every second workload gets a module of
-    its own.
+    """An entry of the spec's workloads, which back ends of these names take in turn; with two variants, every second workload gets its own
+    module.
     """
     launches = []
     for index, work in enumerate(spec.workloads):
-        source = naive_source()
-        text = source.text if index % variants == 0 else f"{source.text}\nint variant_{index};\n"
-        source = type(source)(text, "c++", "cpu", flags=source.flags)
-        schedule = replace(naive_schedule(), backend=backends[index % len(backends)])
+        schedule = Schedule(names[index % len(names)], naive_schedule().layout, Params(naive=index % variants and index))
+        source = naive_variant(schedule)
         artifact = build(source, ArtifactCache()) if compiled else None
-        launches.append((Workload(batch=work.batch, kv_len=work.kv_len), schedule, source, artifact))
+        launches.append((work, schedule, source, artifact))
     facts = {**here("cpu"), **({"name": device} if device else {})}
     times = tuple(Timing(work, 10.0) for work in spec.workloads)
     return Entry.of(spec, "cpu", launches, device=facts, timings=times, provenance={"date": "2026-01-01"})

@@ -126,8 +126,8 @@ def test_after_a_change_of_headers_each_launch_is_rendered_by_its_own_back_end(p
 
     monkeypatch.setattr(backends, "get_backend", lambda name: Naive())
     monkeypatch.setattr("kvgen.registry.select._misfits", lambda entry: [])
-    monkeypatch.setattr("kvgen.registry.entry.Code.source", lambda *_: None)
-    Store(places).put(naive_entry(wide, variants=2, backends=("cuda", "tilelang")))
+    entry = naive_entry(wide, variants=2, names=("cuda", "tilelang"))
+    Store(places).put(replace(entry, launches=tuple(replace(launch, fingerprint="another") for launch in entry.launches)))
     with pytest.warns(kvgen.FallbackWarning, match="rendered anew"):
         kvgen.get_kernel(wide)
     assert asked == ["cuda", "tilelang"]
@@ -170,8 +170,9 @@ def test_an_entry_compiled_elsewhere_is_compiled_here(places, spec, tmp_path, mo
 
 def test_a_launch_that_does_not_compile_is_an_error(places, spec, tmp_path, monkeypatch):
     entry = naive_entry(spec, compiled=False)
-    codes = {file: replace(code, text="#error no\n") for file, code in entry.codes.items()}
-    selection = Selection(replace(entry, codes=codes), "exact", ())
+    broken = replace(entry)
+    broken.__dict__["sources"] = tuple(replace(source, text="#error no\n") for source in entry.sources)
+    selection = Selection(broken, "exact", ())
     monkeypatch.setattr(fetch, "select", lambda *_: selection)
     monkeypatch.setenv("KVGEN_CACHE_DIR", str(tmp_path / "empty"))
     with pytest.raises(CompileError, match="failed with exit status"):
@@ -190,7 +191,7 @@ def test_a_module_for_other_instructions_is_not_loaded(places, spec, tmp_path, m
     monkeypatch.setenv("KVGEN_CACHE_DIR", str(tmp_path / "own"))
     entry = naive_entry(spec)
     shutil.rmtree(tmp_path / "own" / "sources")  # as if it had come from another machine
-    Store(places).put(replace(entry, codes={file: replace(code, machine="another") for file, code in entry.codes.items()}))
+    Store(places).put(replace(entry, launches=tuple(replace(launch, machine="another") for launch in entry.launches)))
     monkeypatch.setattr(compile_module, "compiler_for", _no_compiler)
     with pytest.raises(ToolchainMissing):
         kvgen.get_kernel(spec)
@@ -206,7 +207,7 @@ def test_a_default_that_fails_verification_is_not_served(places, spec, naive_bac
     naive_backend.fault = fault
     kind = "timeout" if fault == "hang" else fault
     for _ in range(2 if fault == "wrong" else 1):
-        with pytest.raises(CheckError, match=rf"^module kernel-\w+\.cpp of naive \(.*failed verification and is not served: {kind}: "):
+        with pytest.raises(CheckError, match=rf"^launch 0 \(cpu\) of naive \(.*failed verification and is not served: {kind}: "):
             kvgen.get_kernel(spec)
         assert not list((tmp_path / "own" / "modules").rglob("*.so"))
     naive_backend.fault = None

@@ -134,7 +134,7 @@ def test_a_launch_is_asked_for_by_a_workload_or_its_name(spec):
 
 def test_launches_of_two_back_ends_take_turns_over_one_cache(places, spec):
     wide = wanting(spec, (2, 32), (2, 4096))
-    Store(places).put(naive_entry(wide, variants=2, backends=("cuda", "tilelang")))
+    Store(places).put(naive_entry(wide, variants=2, names=("cuda", "tilelang")))
     kernel = kvgen.get_kernel(wide)
     short, long = Workload(batch=2, kv_len=32), Workload(batch=2, kv_len=4096)
     assert [kernel.launch(work).backend for work in (short, long)] == ["cuda", "tilelang"]

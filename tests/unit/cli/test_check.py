@@ -13,11 +13,9 @@ import pytest
 
 from kvgen.cli import main
 from kvgen.errors import HostError
-from kvgen.registry.manifest import manifest_problems, write_manifest
+from kvgen.registry import Store
 from kvgen.tune.regression import entry as entry_check
 from kvgen.tune.regression import registry as registry_check
-from kvgen.tune.regression.finding import Checked
-from kvgen.tune.regression.registry import RegistryFiles
 from tests.support.checking import Place
 
 Run = Callable[..., tuple[int, str]]
@@ -49,7 +47,7 @@ def only(text: str) -> dict[str, Any]:
     return result
 
 
-def folder(place: Place) -> Path:
+def file(place: Place) -> Path:
     (found,) = place.store.all()
     return found.path
 
@@ -65,7 +63,7 @@ def test_what_selects_no_entry_is_refused(check: Run, place: Place):
     for words, expected, reason in (
         (["--key", ""], 3, "no entry has a key that begins with ''"),
         (["--arch", "sm90"], 2, "no entry is for sm90"),
-        (["--arch", "sm80", "--arch", "sm90", "--key", folder(place).name[:4]], 2, "no such entry is for sm80 or sm90"),
+        (["--arch", "sm80", "--arch", "sm90", "--key", place.entry.key[:4]], 2, "no such entry is for sm80 or sm90"),
     ):
         code, out = check(*words)
         assert code == expected
@@ -116,67 +114,43 @@ def test_a_key_that_matches_nothing_is_a_miss_with_close_keys(check: Run, place:
 
 
 def test_a_damaged_entry_fails_is_no_regression_and_cannot_be_accepted(check: Run, place: Place):
-    write_manifest(place.store.root)
-    (folder(place) / "entry.json").write_text("{}")
+    file(place).write_text(file(place).read_text().replace('"tiny"', '"tony"'))
     code, out = check("--json")
-    assert code == 1
-    damaged, listed = json.loads(out)
-    assert (damaged["key"], damaged["reason"]) == (place.entry.key, "registry: entry.json was changed after it was written")
-    assert (listed["key"], listed["findings"][0]["aspect"]) == ("manifest.json", "registry")
-    assert all((one["verdict"], one["regressed"]) == ("damaged", False) for one in (damaged, listed))
-    last = "1 entry, 0 good, 0 regressed, 0 unable, 1 damaged, files not as the manifest lists them: 1"
+    assert (code, only(out)["key"], only(out)["verdict"], only(out)["regressed"]) == (1, place.entry.key, "damaged", False)
+    assert "/q2kv1d32-float32-k4c32-v4t32-contiguous.json: it was changed after it was written" in only(out)["reason"]
+    last = "1 entry, 0 good, 0 regressed, 0 unable, 1 damaged"
     assert check()[1].splitlines()[-1] == last
     code, out = check("--accept")
     assert (code, out.splitlines()[-1]) == (1, f"{last}; of these accepted: 0")
 
 
-def test_entries_that_the_manifest_lists_and_that_are_gone_regress(check: Run, place: Place):
-    key = place.entry.key
-    write_manifest(place.store.root)
-    shutil.rmtree(folder(place))
-    for words in ((), ("--accept",), ("--key", key[:5]), ()):
-        code, out = check(*words, "--json")
-        assert code == 1
-        assert (only(out)["key"], only(out)["verdict"]) == (key, "regressed")
-        assert "it is missing, and manifest.json lists it" in only(out)["reason"]
-    place.store.put(place.entry)
-    assert check()[0] == 0
-
-
-def test_an_entry_in_the_wrong_folder_is_a_regression(check: Run, place: Place):
-    path = folder(place)
-    path.parent.rename(path.parent.with_name("another-format.0123456789abcdef"))
+def test_an_entry_under_another_formats_name_is_a_regression(check: Run, place: Place):
+    file(place).rename(file(place).with_name("another.json"))
     code, out = check("--json")
     assert code == 1
-    assert any("get_kernel looks for it in a folder" in one["reason"] for one in json.loads(out))
+    assert any("get_kernel looks for it as q2kv1d32" in one["reason"] for one in json.loads(out))
 
 
-def test_what_renders_differently_is_accepted_and_manifest_with_it(check: Run, place: Place):
-    write_manifest(place.store.root)
-    (place.store.root / "notes").write_text("by hand")
+def test_what_renders_differently_is_accepted(check: Run, place: Place):
     place.later(comment="int changed;\n")
     code, out = check("--accept")
     assert code == 0
-    assert out.splitlines()[-1].endswith("; of these accepted: 2")
-    assert manifest_problems(place.store.root) == []
+    assert out.splitlines()[-1].endswith("; of these accepted: 1")
     assert check()[0] == 0
 
 
 @pytest.mark.parametrize("selection", ["--key", "--arch"])
 def test_only_what_was_selected_is_accepted(check: Run, place: Place, selection: str):
-    write_manifest(place.store.root)
-    other = place.store.put(dataclasses.replace(place.entry, device={"name": "Other"}, arch="cpu" if selection == "--key" else "sm90"))
-    for found in place.store.all():
-        (found.path / "notes").write_text("by hand")
-    (place.store.root / "notes").write_text("by hand")
+    changed = {"device": {"name": "Other"}, "arch": "cpu" if selection == "--key" else "sm90"}
+    other = dataclasses.replace(place.entry, **changed)
+    place.store.put(other)
+    place.later(comment="int changed;\n")
     check("--accept", selection, place.entry.key if selection == "--key" else "cpu")
-    left = manifest_problems(place.store.root)
-    assert {line.split()[0] for line in left} == {"notes", (other / "notes").relative_to(place.store.root).as_posix()}
+    held = [one.entry for one in place.store.all()]
+    assert (other in held, place.entry in held) == (True, False)
 
 
 def test_what_cannot_be_written_is_not_accepted(check: Run, place: Place):
-    from kvgen.registry import Store
-
     def full(store: Store, entry: object) -> Path:
         raise HostError("cannot write to the registry: No space left on device")
 
@@ -189,10 +163,9 @@ def test_what_cannot_be_written_is_not_accepted(check: Run, place: Place):
 
 def test_a_registry_that_cannot_be_read_is_exit_3(check: Run, place: Place):
     def unreadable(*_: object) -> None:
-        raise PermissionError(13, "Permission denied")
+        raise HostError("cannot list it: Permission denied")
 
-    place.patch.setattr(registry_check, "differences", unreadable)
-    write_manifest(place.store.root)
+    place.patch.setattr(Store, "all", unreadable)
     code, out = check("--json")
     assert (code, only(out)["environment"]) == (3, True)
     assert "Permission denied" in only(out)["reason"]
@@ -200,10 +173,10 @@ def test_a_registry_that_cannot_be_read_is_exit_3(check: Run, place: Place):
 
 @pytest.mark.parametrize("words", [[], ["--json"]], ids=["table", "json"])
 def test_an_interrupted_check_tells_what_it_has_checked(check: Run, monkeypatch: pytest.MonkeyPatch, words: list[str]):
-    def interrupted(self: RegistryFiles, wanted: object) -> list[Checked]:
+    def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(RegistryFiles, "entry_problems", interrupted)
+    monkeypatch.setattr(registry_check, "file_problem", interrupted)
     code, told = check(*words)
     assert code == 130
     assert ("so far: 1 entry, 1 good" in told) == (not words)

@@ -55,7 +55,7 @@ def test_why_names_the_launch_its_times_and_why_it_serves(kvgen: Any, built: Tun
 def test_list_and_show_say_when_times_are_of_other_sources(kvgen: Any, built: TuningResult):
     """A build times what it registers; an entry whose source was rendered anew has the times of the old one."""
     for entry, others in ((built.entry, False), (replace(built.entry, provenance={}), True)):
-        Store(built.path.parents[2]).put(entry)
+        Store(built.path.parents[1]).put(entry)
         (listed,) = [one for one in kvgen("list", "--json").json() if one["key"] == entry.key]
         assert listed["timed_with_others"] is kvgen("show", entry.key, "--json").json()["timed_with_others"] is others
         assert ("times of other sources" in kvgen("show", entry.key).out) is others
@@ -64,12 +64,11 @@ def test_list_and_show_say_when_times_are_of_other_sources(kvgen: Any, built: Tu
 
 
 def test_launches_count_in_the_order_of_what_show_prints(kvgen: Any, built: TuningResult):
-    shown = kvgen("show", built.entry.key, "--json").json()["schedule"]
-    launches = [*shown["launches"], *shown["further"]]
+    launches = kvgen("show", built.entry.key, "--json").json()["launches"]
     words = [f"--workload={name}" for name in ("1x128", "2x512", "64x512", "1x100000", "8x64-512")]
     served = [answer["serving"][0] for answer in kvgen("why", "tiny.yaml", *words, "--json").json()]
     assert len({one["launch"] for one in served}) > 1
-    assert all(one["params"] == launches[one["launch"]]["launch"] for one in served)
+    assert all(one["params"] == launches[one["launch"]]["params"] for one in served)
 
 
 def test_beside_the_workloads_why_tells_the_modelled_time(kvgen: Any, built: TuningResult):
@@ -82,10 +81,11 @@ def test_beside_the_workloads_why_tells_the_modelled_time(kvgen: Any, built: Tun
 def test_of_two_loads_the_specs_own_decides(kvgen: Any, built: TuningResult):
     rested, sustained = Workload(batch=2, kv_len=512), Workload(batch=2, kv_len=512, load="sustained")
     first, second = built.entry.launches
-    launches = tuple(replace(launch, workload=work) for launch, work in ((first, rested), (second, sustained)))
+    launches = tuple(replace(launch, workloads=(work.key,)) for launch, work in ((first, rested), (second, sustained)))
+    spec = replace(built.entry.spec, workloads=(rested, sustained))
     timings = (Timing(rested, 10.0, (), 5.0, 20.0), Timing(sustained, 12.0, (), 6.0, 24.0, 640.2, 1540.0))
     assert first.params != second.params
-    Store(built.path.parents[2]).put(replace(built.entry, launches=launches, timings=timings))
+    Store(built.path.parents[1]).put(replace(built.entry, spec=spec, launches=launches, timings=timings))
     words = [f"--workload={name}" for name in ("2x512", "2x512:sustained")]
     served = [answer["serving"][0] for answer in kvgen("why", "tiny.yaml", *words, "--json").json()]
     assert [one["launch"] for one in served] == [0, 0], "calls take the launch for the spec's own load"

@@ -1,191 +1,254 @@
-"""The container: what is written is read, what is damaged is refused, and a failed writer leaves what was there."""
+"""Archives: what is exported arrives, and what no export writes is refused whole."""
 
 from __future__ import annotations
 
-import errno
 import gzip
 import hashlib
-import json
+import io
 import os
-import subprocess
-import sys
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from kvgen.errors import HostError, KvgenError
-from kvgen.registry import archive
-from kvgen.registry.archive import PART
-from kvgen.registry.gzipped import Refused
-from kvgen.registry.ustar import header
-from kvgen.toolchain.cache import owned
-from tests.attacks.forging import forged, listing, opened, plain, sealed
+from kvgen.errors import HostError, KvgenError, RegistryMiss
+from kvgen.lower import backend as backends
+from kvgen.registry import Store, archive
+from kvgen.registry.archive import Refused
+from kvgen.registry.device import origin
+from kvgen.toolchain import ArtifactCache, build
+from kvgen.toolchain.cache import Resources
+from kvgen.tune.budget import Budget
+from kvgen.tune.compile_only import compile_space
+from kvgen.tune.tuner import tune
+from tests.attacks.forging import forged, opened, sealed, with_entry
+from tests.support.tuning import FakeBackend, FakeRunner, tiny_spec
 
-MEMBERS = {"modules/ab12/module.so": os.urandom(3000), "modules/ab12/resources.json": b"{}", "entries/d/f/k.r/entry.json": bytes(512)}
+
+class Machine:
+    """A registry and a cache."""
+
+    def __init__(self, root: Path) -> None:
+        self.store, self.cache = Store(root / "registry"), ArtifactCache(root / "cache")
+
+
+@pytest.fixture(autouse=True)
+def fake_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backends, "get_backend", FakeBackend)
+    monkeypatch.setattr(backends, "backends_for", lambda target: [FakeBackend()])
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
-    archive.write(tmp_path / "a.tar.gz", MEMBERS, {"modules": {"x": 1}})
+def there(tmp_path: Path) -> Machine:
+    return Machine(tmp_path / "there")
+
+
+@pytest.fixture(scope="module")
+def sender(tmp_path_factory: pytest.TempPathFactory) -> tuple[Machine, bytes]:
+    """A machine with one tuned entry and its modules, and what it exports."""
+    one = Machine(tmp_path_factory.mktemp("sender"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backends, "get_backend", FakeBackend)
+        tune(tiny_spec(), "cpu", Budget(), backends=[FakeBackend()], store=one.store, cache=one.cache, runner=FakeRunner())
+        archive.export_archive(one.store.all(), one.store.root.parent / "a.tar.gz", one.cache)
+    return one, (one.store.root.parent / "a.tar.gz").read_bytes()
+
+
+@pytest.fixture
+def sent(sender: tuple[Machine, bytes], tmp_path: Path) -> Path:
+    """The archive, to be damaged."""
+    (tmp_path / "a.tar.gz").write_bytes(sender[1])
     return tmp_path / "a.tar.gz"
 
 
-def test_what_is_written_is_read_and_any_tar_reads_it(file: Path, tmp_path: Path) -> None:
-    index = archive.read(file, tmp_path / "out")
-    assert index.facts["modules"] == {"x": 1}
-    assert {name: (tmp_path / "out" / name).read_bytes() for name in index.files} == MEMBERS
-    assert index.sha256 == hashlib.sha256(file.read_bytes()).hexdigest()
-    with tarfile.open(file) as tar:
-        assert tar.getnames() == ["index.json", *sorted(MEMBERS)]
-    assert sorted(os.listdir(tmp_path)) == ["a.tar.gz", "out"]
+def test_a_tuned_entry_arrives_whole_with_its_modules(sender, sent: Path, there: Machine, monkeypatch: pytest.MonkeyPatch):
+    here, content = sender
+    (entry,) = (one.entry for one in here.store.all())
+    got = archive.import_archive(sent, there.store, there.cache)
+    assert [one.entry for one in there.store.all()] == [entry]
+    assert len(got.modules) == len(entry.launches) == 2
+    assert (got.origins, got.sha256) == ((origin(),), hashlib.sha256(content).hexdigest())
+    monkeypatch.setenv("PATH", "/nonexistent")
+    for source in entry.sources:
+        assert build(source, there.cache).path.read_bytes() == build(source, here.cache).path.read_bytes()
+    with tarfile.open(sent) as tar:
+        assert f"entries/{entry.key}.json" in tar.getnames(), "any tar reads it"
 
 
-def test_one_archive_is_written_the_same_twice(file: Path, tmp_path: Path) -> None:
-    archive.write(tmp_path / "b.tar.gz", dict(reversed(MEMBERS.items())), {"modules": {"x": 1}})
-    assert (tmp_path / "b.tar.gz").read_bytes() == file.read_bytes()
+def test_an_export_is_the_same_twice_and_keeps_origins(sent: Path, there: Machine, tmp_path: Path):
+    index, members = opened(sent.read_bytes())
+    for facts in index["modules"].values():
+        facts["origin"] = "a machine far away"
+    sent.write_bytes(forged(index, members))
+    assert archive.import_archive(sent, there.store, there.cache).origins == ("a machine far away",)
+    one, two = (archive.export_archive(there.store.all(), tmp_path / name, there.cache) for name in ("b.tar.gz", "c.tar.gz"))
+    assert one.origins == ("a machine far away",)
+    assert one.sha256 == two.sha256 == hashlib.sha256((tmp_path / "b.tar.gz").read_bytes()).hexdigest()
 
 
-def test_every_flipped_bit_and_every_truncation_is_refused(file: Path, tmp_path: Path) -> None:
-    good = file.read_bytes()
-    damaged = [good[:at] + bytes([good[at] ^ 1 << at % 8]) + good[at + 1 :] for at in [*range(110), *range(110, len(good), 37)]]
-    for content in (*damaged, *(good[:at] for at in range(0, len(good), 53)), good + b"\0"):
-        file.write_bytes(content)
-        with pytest.raises(Refused):
-            archive.read(file, tmp_path / "out")
-        assert not (tmp_path / "out").exists()  # refused before anything is decompressed
+def test_modules_of_another_machine_are_left_out(sent: Path, there: Machine, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(archive, "machine", lambda target: "another")
+    got = archive.import_archive(sent, there.store, there.cache)
+    assert (got.modules, len(got.entries)) == ((), 1)
+    assert "another machine" in got.left_out[0]
 
 
-def test_a_pinned_archive_is_refused_before_it_is_decompressed(file: Path, tmp_path: Path) -> None:
-    digest = hashlib.sha256(file.read_bytes()).hexdigest()
-    with pytest.raises(Refused, match=f"its sha256 is {digest}, not {'0' * 64}"):
-        archive.read(file, tmp_path / "out", "0" * 64)
-    assert not (tmp_path / "out").exists()
-    assert archive.read(file, tmp_path / "out", digest).sha256 == digest
+def test_an_untuned_entry_brings_every_compiled_schedule_and_never_replaces_a_tuned_one(sent: Path, there: Machine, tmp_path: Path):
+    here = Machine(tmp_path / "here")
+    report = compile_space(tiny_spec(), "cpu", backends=[FakeBackend()], store=here.store, cache=here.cache)
+    shipped = archive.export_archive(here.store.all(), tmp_path / "b.tar.gz", here.cache)
+    assert set(shipped.modules) == {one.artifact for one in report.outcomes}
+    archive.import_archive(sent, there.store, there.cache)
+    (tuned,) = there.store.all()
+    got = archive.import_archive(tmp_path / "b.tar.gz", there.store, there.cache)
+    assert got.entries == ()
+    assert "a tuned one is there" in got.left_out[-1]
+    assert [one.entry for one in there.store.all()] == [tuned.entry]
+
+
+@pytest.mark.parametrize(("year", "arrives"), [("2999", False), ("1999", True)])
+def test_a_newer_local_entry_stays_and_an_older_one_is_replaced(sender, there: Machine, sent: Path, year: str, arrives: bool):
+    (entry,) = (one.entry for one in sender[0].store.all())
+    date = str(entry.provenance["date"])
+    local = replace(entry, provenance={**entry.provenance, "date": year + date[4:]})
+    there.store.put(local)
+    got = archive.import_archive(sent, there.store, there.cache)
+    assert [one.entry for one in there.store.all()] == [entry if arrives else local]
+    assert [f"entry {entry.key}: a newer one is there, of 2999" in reason for reason in got.left_out] == [True] * (not arrives)
+
+
+def test_a_module_that_is_here_with_other_bytes_stays_and_is_told(sent: Path, there: Machine, tmp_path: Path):
+    index, _ = opened(sent.read_bytes())
+    key, facts = next(iter(index["modules"].items()))
+    (tmp_path / "mine.so").write_bytes(b"mine")
+    there.cache.put(key, tmp_path / "mine.so", Resources("g++", 1.0))
+    got = archive.import_archive(sent, there.store, there.cache)
+    assert f"module {key}: one of this key and other bytes is here already, and stays" in got.left_out
+    assert there.cache.get(key).path.read_bytes() == b"mine"
+    assert there.cache.named(facts["source"], facts["machine"]) is None
+
+
+def test_an_entry_of_another_version_is_left_out_and_named(sent: Path, there: Machine):
+    index, members = opened(sent.read_bytes())
+    sent.write_bytes(forged(index, with_entry(members, lambda entry: entry.update(schema=99))))
+    got = archive.import_archive(sent, there.store, there.cache)
+    assert got.entries == ()
+    assert "schema 99, and this kvgen reads 5" in got.left_out[0]
+
+
+def test_damaged_entries_are_not_exported_and_named(there: Machine, sent: Path, tmp_path: Path):
+    archive.import_archive(sent, there.store, there.cache)
+    (there.store.root / "some-gpu").mkdir()
+    (there.store.root / "some-gpu" / "x.json").write_text("{}")
+    got = archive.export_archive(there.store.all(), tmp_path / "b.tar.gz", there.cache)
+    assert (len(got.entries), got.left_out) == (1, ("entry x: it is no entry: it has no schema",))
+    with pytest.raises(RegistryMiss, match="no entry to export"):
+        archive.export_archive([], tmp_path / "c.tar.gz", there.cache)
+
+
+def test_a_failed_export_leaves_the_old_file(sender, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    file = tmp_path / "a.tar.gz"
+    file.write_bytes(b"old")
+
+    def fails(*_: object) -> None:
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(archive.os, "fsync", fails)
+    with pytest.raises(HostError, match=f"cannot write {file}: No space left"):
+        archive.export_archive(sender[0].store.all(), file, sender[0].cache)
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"old"]
+    with pytest.raises(KvgenError, match="it is no plain file"):
+        archive.export_archive(sender[0].store.all(), tmp_path, sender[0].cache)
+
+
+# --- what is refused -----------------------------------------------------------------------------------------------------
+
+
+def refused(file: Path, there: Machine, content: bytes, reason: str, sha256: str | None = None) -> None:
+    """The archive is refused with a reason, and nothing of it is placed."""
+    file.write_bytes(content)
+    with pytest.raises(Refused, match=rf"is refused, and nothing of it was taken: .*(?:{reason})"):
+        archive.import_archive(file, there.store, there.cache, sha256)
+    assert not there.store.root.exists()
+    assert [path for path in there.cache.root.rglob("*") if path.is_file()] == []
+
+
+def test_a_pinned_archive_must_be_that_one(sent: Path, there: Machine):
+    refused(sent, there, sent.read_bytes(), "its sha256 is [0-9a-f]{64}, not 0{64}", "0" * 64)
+
+
+def test_every_truncation_and_what_is_no_archive_is_refused(sent: Path, there: Machine):
+    good = sent.read_bytes()
+    for content in (b"", b"nothing", gzip.compress(b"anything"), good + good, *(good[:at] for at in range(1, len(good), len(good) // 15))):
+        refused(sent, there, content, "")
+
+
+def member(name: str, kind: bytes = tarfile.REGTYPE, size: int = 4, link: str = "") -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.size, info.linkname = kind, size if kind == tarfile.REGTYPE else 0, link
+    return info
+
+
+HOSTILE = {
+    "a name above": (member("../evil"), "'../evil' is no plain file"),
+    "an absolute name": (member("/etc/evil"), "'/etc/evil' is no plain file"),
+    "a name of many parts": (member("modules/a/../../../evil.so"), "is no plain file"),
+    "a hidden name": (member("entries/.git.json"), "is no plain file"),
+    "a link": (member("modules/a.so", tarfile.SYMTYPE, link="/etc/passwd"), "is no plain file"),
+    "a hard link": (member("modules/a.so", tarfile.LNKTYPE, link="index.json"), "is no plain file"),
+    "a device": (member("modules/a.so", tarfile.CHRTYPE), "is no plain file"),
+    "a folder": (member("modules", tarfile.DIRTYPE), "is no plain file"),
+    "the index twice": (member("index.json"), "index.json is there twice"),
+    "a module of no index": (member("modules/a.so"), "its modules are not those of its index"),
+    "a large entry": (member("entries/a.json", size=archive.MOST_BYTES + 1), "has 16777217 bytes"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_member_that_no_export_writes_is_refused_by_name(sent: Path, there: Machine, name: str):
+    index, members = opened(sent.read_bytes())
+    info, reason = HOSTILE[name]
+    refused(sent, there, forged(index, members, [(info, bytes(info.size))]), reason)
+
+
+def test_a_bomb_is_refused_before_it_fills_the_disk(sent: Path, there: Machine):
+    zeros = [(member(f"modules/m{number}.so", size=1 << 25), bytes(1 << 25)) for number in range(4)]
+    refused(sent, there, forged({}, {}, zeros), "it decompresses to too many bytes")
+    names = io.BytesIO()
+    with tarfile.open(fileobj=names, mode="w", format=tarfile.PAX_FORMAT, pax_headers={"comment": "x" * (1 << 27)}):
+        pass  # a header of 128 MiB, before any member
+    refused(sent, there, sealed(names.getvalue()), "it decompresses to too many bytes")
+
+
+def test_an_edited_entry_and_a_flipped_bit_of_a_module_are_found(sent: Path, there: Machine):
+    index, members = opened(sent.read_bytes())
+    for name in members:
+        changed = bytearray(members[name])
+        changed[len(changed) // 2] ^= 1
+        refused(sent, there, forged(index, {**members, name: bytes(changed)}), "another digest|its digest is another|cannot be read")
 
 
 @pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        (b"", "no archive of format 2$"),
-        (b"nothing at all", "no archive of format 2$"),
-        (gzip.compress(b"anything", mtime=0), "no archive of format 2, perhaps one of format 1: export it again"),
-    ],
+    ("where", "wrong"),
+    [("source", "../evil"), ("machine", "a\n"), ("target", "sm1"), ("origin", "a\nb"), ("sha256", 3), ("resources", {"seconds": "y"})],
 )
-def test_another_file_is_refused_by_the_format_it_is_not(tmp_path: Path, content: bytes, reason: str) -> None:
-    (tmp_path / "a").write_bytes(content)
-    with pytest.raises(Refused, match=reason):
-        archive.read(tmp_path / "a", tmp_path / "out")
+def test_hostile_facts_of_a_module_are_refused(sent: Path, there: Machine, where: str, wrong: object):
+    index, members = opened(sent.read_bytes())
+    next(iter(index["modules"].values()))[where] = wrong
+    refused(sent, there, forged(index, members), "its index cannot be read")
 
 
-def test_a_later_format_is_named(file: Path, tmp_path: Path) -> None:
-    file.write_bytes(file.read_bytes().replace(b"kvgen archive 2", b"kvgen archive 7", 1))
-    with pytest.raises(Refused, match="it has format 7, and this kvgen reads 2"):
-        archive.read(file, tmp_path / "out")
+@pytest.mark.parametrize("index", [None, [], {}, {"format": 2, "modules": {}}, {"format": 3}, {"format": 3, "modules": []}])
+def test_an_index_of_another_form_is_refused(sent: Path, there: Machine, index: object):
+    _, members = opened(sent.read_bytes())
+    refused(sent, there, forged(index, members), "its index")
 
 
-def test_a_device_or_a_folder_is_no_archive_and_an_absent_file_is_named(tmp_path: Path) -> None:
-    for path in (Path("/dev/zero"), tmp_path):
-        with pytest.raises(Refused, match="no plain file"):
-            archive.read(path, tmp_path / "out")
-    with pytest.raises(HostError, match=r"cannot read .*/absent: No such file"):
-        archive.read(tmp_path / "absent", tmp_path / "out")
-
-
-def test_no_more_is_decompressed_than_the_index_allows(file: Path, tmp_path: Path) -> None:
-    """4 GiB of zeros behind a right index: refused after the members, not at the end."""
-    index, members = opened(file.read_bytes())
-    said = json.dumps({**index, "files": listing(members)}).encode()
-    bomb = sealed(
-        [plain("index.json", said), *(plain(name, members[name]) for name in sorted(members)), *(bytes(1 << 22) for _ in range(64))]
-    )
-    file.write_bytes(bomb)
-    with pytest.raises(Refused, match="more behind its last member"):
-        archive.read(file, tmp_path / "out")
-    huge = {"sha256": "0" * 64, "bytes": archive.MOST_MEMBER}
-    index["files"] = {f"modules/{n}/module.so": huge for n in range(10)}
-    file.write_bytes(forged(index, {}, relist=False))
-    with pytest.raises(Refused, match="would decompress from"):
-        archive.read(file, tmp_path / "out2")
-    assert not (tmp_path / "out2").exists()
-
-
-def test_a_link_a_device_and_a_duplicate_are_named(file: Path, tmp_path: Path) -> None:
-    index, members = opened(file.read_bytes())
-    first = min(members)
-    head = plain("index.json", json.dumps({**index, "files": listing(members)}).encode())
-    info = tarfile.TarInfo(first)
-    for kind, reason in ((tarfile.SYMTYPE, "is a link"), (tarfile.CHRTYPE, "is a device"), (tarfile.DIRTYPE, "is a folder")):
-        info.type, info.linkname = kind, "/dev/zero"
-        file.write_bytes(sealed([head, info.tobuf()]))
-        with pytest.raises(Refused, match=reason):
-            archive.read(file, tmp_path / reason)
-    file.write_bytes(sealed([head, plain(first, members[first]), plain(first, members[first])]))
-    with pytest.raises(Refused, match=f"holds '{first}' where its index has"):
-        archive.read(file, tmp_path / "twice")
-
-
-def test_a_full_disk_leaves_the_old_archive_and_no_half_one(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    old = file.read_bytes()
-
-    def fails(handle: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(archive.os, "fsync", fails)
-    with pytest.raises(HostError, match=r"cannot write .*a.tar.gz: No space left on device"):
-        archive.write(file, {**MEMBERS, "modules/x/module.so": b"x"}, {})
-    assert file.read_bytes() == old
-    assert os.listdir(tmp_path) == ["a.tar.gz"]
-
-
-def test_a_member_that_cannot_be_read_is_named(file: Path, tmp_path: Path) -> None:
-    old, gone = file.read_bytes(), tmp_path / "module.so"
-    with pytest.raises(HostError, match=f"^cannot read {gone}: No such file"):
-        archive.write(file, {**MEMBERS, "modules/cd34/module.so": gone}, {})
-    assert file.read_bytes() == old
-
-
-@pytest.mark.parametrize("limit", ["MOST_INDEX", "MOST_MEMBER", "MOST_MEMBERS", "MOST_BYTES"])
-def test_an_archive_that_no_import_takes_is_not_written(file: Path, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
-    old = file.read_bytes()
-    monkeypatch.setattr(archive, limit, 2)
-    with pytest.raises(KvgenError, match=f"^cannot write {file}: no import would take the archive, because .*; export fewer entries$"):
-        archive.write(file, MEMBERS, {})
-    assert file.read_bytes() == old
-    assert os.listdir(file.parent) == [file.name]
-
-
-def test_places_that_cannot_hold_an_archive_say_so(tmp_path: Path) -> None:
+def test_a_disk_that_fails_is_no_fault_of_the_archive(sent: Path, there: Machine, tmp_path: Path):
     (tmp_path / "file").touch()
-    for place, reason in (
-        (tmp_path / "file" / "a", "Not a directory"),
-        (tmp_path / "no" / "a", "No such file"),
-        (Path("/proc/a"), "No such file"),
-    ):
-        with pytest.raises(HostError, match=rf"cannot write .*: {reason}"):
-            archive.write(place, MEMBERS, {})
-    for place in (tmp_path, Path("/dev/null")):
-        with pytest.raises(KvgenError, match="it is no plain file"):
-            archive.write(place, MEMBERS, {})
-    assert not Path("/dev/null").is_file()
-
-
-def test_half_archives_of_dead_writers_are_swept_and_those_of_the_living_stay(file: Path, tmp_path: Path) -> None:
-    gone = subprocess.run(
-        [sys.executable, "-c", "from kvgen.toolchain.cache import owned; print(owned())"], capture_output=True, text=True, check=True
-    ).stdout.strip()
-    dead, living, other = (tmp_path / f"{name}x" for name in (f"{PART}{gone}", owned(PART), f"{PART}another-host+1+1-"))
-    for path in (dead, living, other):
-        path.touch()
-    archive.write(file, MEMBERS, {})
-    assert not dead.exists()
-    assert living.exists()
-    assert other.exists()
-
-
-def test_names_are_split_where_a_tar_splits_them() -> None:
-    name = f"entries/{'d' * 40}/{'f' * 70}/{'k' * 25}/kernel-12345678.cu"
-    info = tarfile.TarInfo.frombuf(header(name, 77), "utf-8", "strict")
-    assert (info.name, info.size, info.type, info.mode) == (name, 77, tarfile.REGTYPE, 0o644)
-    with pytest.raises(KvgenError, match="too long for an archive"):
-        header("entries/" + "d" * 200, 1)
+    with pytest.raises(HostError, match="Not a directory"):
+        archive.import_archive(sent, there.store, ArtifactCache(tmp_path / "file" / "cache"))
+    with pytest.raises(HostError, match="cannot write to the user registry"):
+        archive.import_archive(sent, Store(tmp_path / "file" / "registry"), there.cache)
+    assert not list(there.cache.root.glob("modules/*/*"))

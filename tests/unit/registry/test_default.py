@@ -8,13 +8,11 @@ from benchmarks.gpu_words import schedule_word, schedules_of, spec_of, workload_
 from kvgen.cli.output import launch_rows as rows
 from kvgen.errors import KvgenError
 from kvgen.lower.backend import get_backend
-from kvgen.registry.default import serving_entry
 from kvgen.registry.entry import Entry
-from kvgen.registry.select import Selection
-from kvgen.registry.serving import serving
+from kvgen.registry.select import Selection, serving, serving_entry
 from kvgen.spec import KernelSpec, load_spec
 from kvgen.spec.timing import Timing
-from kvgen.spec.workloads import parse
+from kvgen.spec.traffic import parse
 
 CUDA = get_backend("cuda")
 PLAIN, CLUSTERS, WIDE, PAIRS = "n128.w8u4d1c1", "n128.w8u1d2c1.cl2", "n128.w8u1d2c1.cl8", "n128.w4u1d2c2"
@@ -54,17 +52,17 @@ def test_a_call_takes_the_default_that_suits_its_heads_and_lengths(work: str, sc
 def test_every_workload_of_the_spec_has_its_own_default() -> None:
     works = ("1x2048", "8x32768", "32x8192", "16x8192")
     entry = entry_for(",".join(works))
-    assert [schedule_word(entry.schedule(launch)) for launch in entry.launches] == [WIDE, CLUSTERS, PAIRS, PLAIN]
+    assert [schedule_word(entry.schedule(launch)) for _, launch in entry.tuned] == [WIDE, CLUSTERS, PAIRS, PLAIN]
     for work in works:
         assert taken(entry, work) == schedule_word(CUDA.default(entry.spec, "sm90", parse(work)))
 
 
 def test_four_launches_are_compiled_each_once() -> None:
     entry = entry_for("1x4096,1x32768,8x32768")
-    words = {schedule_word(entry.schedule(launch)) for launch in entry.every_launch}
+    words = {schedule_word(entry.schedule(launch)) for launch in entry.launches}
     assert words == {PLAIN, CLUSTERS, WIDE, PAIRS}
-    assert len(entry.codes) == 4
-    assert sum(row[0] == "other calls" for row in rows(entry)) == len(entry.further)
+    assert len(entry.launches) == 4
+    assert sum(row[0] == "other calls" for row in rows(entry)) == sum(not launch.workloads for launch in entry.launches)
 
 
 def test_calls_of_several_query_tokens_and_windows_have_defaults() -> None:
@@ -79,13 +77,13 @@ def test_calls_of_several_query_tokens_and_windows_have_defaults() -> None:
 
 def test_a_gpu_without_clusters_has_one_default() -> None:
     entry = serving_entry(spec("1x32768"), "sm80", Selection(None, "default", ()))[0]
-    assert len(entry.every_launch) == 1
+    assert len(entry.launches) == 1
     assert taken(entry, "64x1000") == PLAIN
 
 
 def test_the_entry_survives_being_written_and_says_why_a_launch_serves() -> None:
     entry = entry_for("1x2048")
-    again = Entry.from_parts(entry.to_json(), {file: code.text for file, code in entry.codes.items()}, entry.resources())
+    again = Entry.of_text(entry.text().encode())
     assert again == entry
     told = serving(again, again.spec, parse("60x600"))
     assert (told.timing, told.modelled_us) == (None, again.look_up().times(60, 600, 36000)[told.index])

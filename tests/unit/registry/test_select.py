@@ -8,9 +8,6 @@ import pytest
 
 from kvgen.errors import ToolchainMissing
 from kvgen.lower import backend as backends
-from kvgen.lower.constraints import Rule
-from kvgen.lower.schedule import Params
-from kvgen.lower.space import Parameter, SearchSpace
 from kvgen.registry.select import select
 from kvgen.registry.store import Store
 from kvgen.spec import Workload, load_spec
@@ -54,8 +51,8 @@ def test_the_entry_is_the_one_at_the_least_distance(store, make_entry, spec, wan
     for entry in entries:
         store.put(entry)
     work = Workload(batch=wanted[0], kv_len=wanted[1])
-    chosen = min(entries, key=lambda entry: distance(entry.launches[0].workload, work))
-    assert _select(spec, store, workload=work).entry == chosen
+    chosen = _select(spec, store, workload=work).entry
+    assert distance(chosen.spec.workloads[0], work) == min(distance(entry.spec.workloads[0], work) for entry in entries)
 
 
 def test_an_entry_must_cover_every_workload_to_be_exact(store, make_entry, spec):
@@ -68,7 +65,7 @@ def test_an_entry_must_cover_every_workload_to_be_exact(store, make_entry, spec)
 
 
 def test_of_entries_that_cover_a_spec_the_one_of_the_fewest_other_workloads_serves(store, make_entry, spec):
-    """Wherever its folder stands: what was built for exactly these workloads is not hidden by what has them among others."""
+    """Whatever its file is called: what was built for exactly these workloads is not hidden by what has them among others."""
     whole, own = make_entry(((1, 4096), (8, 32768), (64, 512))), make_entry(((8, 32768),))
     for entries in ((whole, own), (own, whole)):
         for entry in entries:
@@ -85,12 +82,6 @@ def test_the_first_store_outranks_an_entry_of_fewer_other_workloads(store, make_
     store.put(whole)
     other.put(own)
     assert _select(_wanting(spec, (8, 32768)), store, other).entry == whole
-
-
-def test_one_workload_may_be_asked_for(store, make_entry, spec):
-    store.put(make_entry(((1, 4096), (1, 32768))))
-    assert _select(spec, store, workload=Workload(batch=1, kv_len=32768)).how == "exact"
-    assert _select(spec, store, workload=Workload(batch=4, kv_len=32768)).how == "nearest"
 
 
 def test_nothing_registered_means_the_default(store, spec):
@@ -143,69 +134,27 @@ def test_no_back_end_means_none_with_the_reasons_of_those_for_the_target(store, 
     assert all("nothing for this format" in line for line in selection.why)
 
 
-def test_the_first_store_outranks_the_others(store, make_entry, spec, tmp_path):
-    shipped = Store(tmp_path / "shipped", "packaged")
-    mine = make_entry(us=3.0)
-    store.put(mine)
-    shipped.put(make_entry(us=2.0))
-    selection = _select(spec, store, shipped)
-    assert selection.entry == mine
-    assert any("packaged" in line and "not needed: the user registry goes first" in line for line in selection.why)
-
-
-@pytest.fixture
-def cpu_space(monkeypatch):
-    """A CPU back end whose space knows block, order and tiles 1, 2 and, for long caches, 77; the space of any other has tile 8."""
-    parameters = [
-        Parameter("block", "layout", (32,), ""),
-        Parameter("order", "layout", ("simd",), ""),
-        Parameter("tile", "launch", (1, 2, 77), ""),
-    ]
-    hints = [Rule("{tile} tiles are more than {kv_len}", lambda p: p.tile < p.kv_len or p.tile < 77)]
-
-    class Fake:
-        targets = ("cpu",)
-
-        def __init__(self, name: str) -> None:
-            self.name = name
-
-        def missing(self):
-            return "tilelang is not installed" if self.name == "tilelang" else None
-
-        def unsupported(self, spec, target):
-            return "it refuses sinks" if spec.attention.sinks else None
-
-        def defaults(self, spec, target):
-            return ()
-
-        def space(self, spec, target):
-            own = parameters if self.name == "cpu" else [*parameters[:2], Parameter("tile", "launch", (8,), "")]
-            return SearchSpace(self.name, own, hints=hints)
-
-    monkeypatch.setattr(backends, "get_backend", Fake)
-
-
-def test_an_entry_of_another_device_serves_with_a_caution(store, make_entry, spec, cpu_space):
+def test_an_entry_of_another_device_serves_with_a_caution(store, make_entry, spec):
     store.put(make_entry(device="Other CPU"))
     selection = _select(spec, store)
     assert selection.how == "exact"
     assert selection.cautions == ("tuned on Other CPU, and this is Test CPU",)
 
 
-def test_an_entry_of_another_device_must_fit_this_one(store, make_entry, spec, cpu_space):
+def test_an_entry_of_another_device_must_fit_this_one(store, make_entry, spec):
     store.put(make_entry(device="Other CPU", launch=16))
     selection = _select(spec, store)
     assert selection.entry is None
     assert any("not for this machine: tile = 16 is not one of 1, 2" in line for line in selection.why)
 
 
-def test_a_schedule_fits_that_hints_alone_leave_out(store, make_entry, spec, cpu_space):
+def test_a_schedule_fits_that_hints_alone_leave_out(store, make_entry, spec):
     entry = make_entry(workloads=((1, 64),), device="Other CPU", launch=77)
     store.put(entry)
     assert _select(entry.spec, store).how == "exact"
 
 
-def test_a_back_end_that_refuses_an_entry_of_another_device_is_a_miss(store, make_entry, cpu_space):
+def test_a_back_end_that_refuses_an_entry_of_another_device_is_a_miss(store, make_entry):
     entry = make_entry(device="Other CPU", spec={"attention": {"q_heads": 4, "kv_heads": 2, "head_dim": 64, "sinks": True}})
     store.put(entry)
     selection = _select(entry.spec, store)
@@ -213,25 +162,15 @@ def test_a_back_end_that_refuses_an_entry_of_another_device_is_a_miss(store, mak
     assert any("the cpu back end does not support it: it refuses sinks" in line for line in selection.why)
 
 
-def test_every_launch_must_fit_its_own_back_ends_space(store, make_entry, spec, cpu_space):
+def test_every_launch_must_fit_its_own_back_ends_space(store, make_entry, spec):
     works = ((1, 4096), (1, 32768))
-    store.put(make_entry(works, device="Other CPU", backends=("cpu", "tilelang")))
+    store.put(make_entry(works, device="Other CPU", names=("cpu", "tilelang")))
     assert any("not for this machine: tile = 2 is not one of 8" in line for line in _select(spec, store).why)
     store.put(make_entry(works, device="Other CPU"))
     assert _select(spec, store).entry is not None
 
 
-def test_what_no_installed_package_lowers_serves_while_its_text_does(store, make_entry, spec, cpu_space, data_dir):
-    """TileLang prints text that needs no TileLang: it is missed only where the text has to be rendered anew."""
-    store.put(make_entry(device="Other CPU", launch=8, backends=("tilelang",)))
-    assert _select(spec, store).how == "exact"
-    (data_dir / "templates" / "cpu" / "include" / "kernel.h").write_text("int another;\n")
-    selection = _select(spec, store)
-    assert selection.entry is None
-    assert any("its source cannot be rendered anew: tilelang is not installed" in line for line in selection.why)
-
-
-def test_this_device_outranks_a_better_match_from_another(store, make_entry, spec, cpu_space):
+def test_this_device_outranks_a_better_match_from_another(store, make_entry, spec):
     store.put(make_entry(device="Other CPU"))
     own = make_entry(((4, 4096),))
     store.put(own)
@@ -245,7 +184,7 @@ def test_threads_and_driver_are_cautions(store, make_entry, spec):
     assert _select(spec, store, device={"name": "Test CPU", "threads": 8}).cautions == ("tuned with 2 threads, and there are 8",)
 
 
-def test_other_targets_are_passed_over(store, make_entry, spec, cpu_space):
+def test_other_targets_are_passed_over(store, make_entry, spec):
     store.put(make_entry())
     selection = select(spec, "sm90", stores=[store], device=HERE)
     assert selection.entry is None
@@ -259,7 +198,7 @@ def test_another_layout_version_is_stale(store, make_entry, spec):
     assert any("another version of the packed layout" in line for line in selection.why)
 
 
-def test_what_was_never_tuned_hides_nothing_that_was(store, make_entry, spec, tmp_path, cpu_space):
+def test_what_was_never_tuned_hides_nothing_that_was(store, make_entry, spec, tmp_path):
     untuned, tuned = replace(make_entry(), timings=()), make_entry()
     site = Store(tmp_path / "site", "site")
     store.put(untuned)
@@ -273,44 +212,6 @@ def test_what_was_never_tuned_hides_nothing_that_was(store, make_entry, spec, tm
     assert any(line.endswith("not needed: never tuned") for line in selection.why)
 
 
-def test_a_layout_of_no_tokens_is_stale(store, make_entry, spec):
-    store.put(replace(make_entry(), layout=Params(block=0, order="simd")))
-    selection = _select(spec, store)
-    assert selection.entry is None
-    assert any("passed over" in line for line in selection.why)
-
-
-def test_a_parameter_of_another_type_fits_no_other_device(store, make_entry, spec, cpu_space):
-    entry = make_entry(device="Other CPU")
-    store.put(replace(entry, launches=(replace(entry.launches[0], params=Params(tile=True)),)))
-    selection = _select(spec, store)
-    assert selection.entry is None
-    assert any("not for this machine: tile = True is not one of 1, 2" in line for line in selection.why)
-
-
-def test_changed_headers_mean_rendering_anew(store, make_entry, spec, cpu_space, data_dir):
-    store.put(make_entry())
-    (data_dir / "templates/cpu/include/kernel.h").write_text("int two;\n")
-    selection = _select(spec, store)
-    assert selection.how == "exact"
-    assert any("rendered anew" in caution for caution in selection.cautions)
-
-
-def test_changed_headers_and_a_schedule_that_is_gone_are_a_miss(store, make_entry, spec, cpu_space, data_dir):
-    store.put(make_entry(launch=16))
-    assert _select(spec, store).how == "exact"
-    (data_dir / "templates/cpu/include/kernel.h").write_text("int two;\n")
-    assert _select(spec, store).how == "default"
-
-
-def test_damage_is_told(store, make_entry, spec):
-    path = store.put(make_entry())
-    next(path.glob("kernel-*")).unlink()
-    selection = _select(spec, store)
-    assert selection.how == "default"
-    assert any("passed over" in line and "is missing" in line for line in selection.why)
-
-
 def test_a_store_that_cannot_be_read_is_passed_over_with_a_caution(tmp_path, store, make_entry, spec):
     (tmp_path / "file").touch()
     store.put(make_entry())
@@ -319,3 +220,46 @@ def test_a_store_that_cannot_be_read_is_passed_over_with_a_caution(tmp_path, sto
     assert answer.how == "exact"
     assert answer.why[0].startswith("site: passed over: cannot list ")
     assert "the site registry was passed over: cannot list" in answer.cautions[0]
+
+
+def test_one_workload_may_be_asked_for(store, make_entry, spec):
+    store.put(make_entry(((1, 4096), (1, 32768))))
+    hows = [_select(spec, store, workload=Workload(batch=batch, kv_len=32768)).how for batch in (1, 4)]
+    assert hows == ["exact", "nearest"]
+
+
+def test_damage_is_told(store, make_entry, spec):
+    store.put(make_entry()).write_text("{}")
+    selection = _select(spec, store)
+    assert selection.how == "default"
+    assert any("passed over" in line and "no entry" in line for line in selection.why)
+
+
+def test_changed_headers_mean_rendering_anew_unless_the_schedule_is_gone(store, make_entry, spec, other_header):
+    store.put(make_entry())
+    other_header("int  one;  // with a comment\n")
+    assert _select(spec, store).cautions == ()
+    other_header("int two;\n")
+    selection = _select(spec, store)
+    assert selection.how == "exact"
+    assert any("rendered anew" in caution for caution in selection.cautions)
+    other_header("int one;\n")
+    store.put(make_entry(launch=16))
+    assert _select(spec, store).how == "exact"
+    other_header("int two;\n")
+    selection = _select(spec, store)
+    assert selection.how == "default"
+    assert any("its schedule is gone: tile = 16 is not one of 1, 2" in line for line in selection.why)
+
+
+def test_what_its_back_end_does_not_render_is_passed_over(store, make_entry, spec, monkeypatch):
+    store.put(make_entry())
+
+    def missing(name: str):
+        raise ToolchainMissing(f"the {name} back end cannot be loaded")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(backends, "get_backend", missing)
+        selection = _select(spec, store)
+    assert selection.entry is None
+    assert any("its schedule is gone: the cpu back end cannot be loaded" in line for line in selection.why)

@@ -72,7 +72,7 @@ def test_the_best_layout_and_launches_win_and_are_registered(place: Place):
     runner = FakeRunner()
     result = place.tune(runner)
     assert result.entry.layout["block"] == 32
-    assert {launch.workload.key: launch.params["threads"] for launch in result.entry.launches} == {"1x128": 1, "2x512": 4}
+    assert {work.key: launch.params["threads"] for work, launch in result.entry.tuned} == {"1x128": 1, "2x512": 4}
     times = {t.workload.key: (t.us, t.default_us, t.read_us) for t in result.entry.timings}
     assert times == {"1x128": (142.0, 184.0, 50.0), "2x512": (232.0, 284.0, 50.0)}
     assert [(one.entry, one.path) for one in place.store.find(result.spec)] == [(result.entry, result.path)]
@@ -154,7 +154,7 @@ def test_what_is_wrong_at_one_workload_serves_none(place: Place):
         return "wrong" if (one.schedule.launch["threads"], one.layout["block"], one.workload.batch) == (4, 32, 1) else "ok"
 
     entry = place.tune(FakeRunner(outcome=outcome)).entry
-    assert (entry.layout["block"], entry.launches[1].params["threads"]) != (32, 4)
+    assert (entry.layout["block"], entry.tuned[1][1].params["threads"]) != (32, 4)
 
 
 def test_an_interrupt_registers_only_what_this_build_has_verified(place: Place):
@@ -225,7 +225,7 @@ def test_each_workload_takes_its_back_end_over_one_layout(place: Place):
         return fake_cost(candidate) * (1.0 if home else 1.5)
 
     result = place.tune(FakeRunner(cost=cost), backends=[FakeBackend(), FakeBackend("tilelang")])
-    assert {launch.workload.key: launch.backend for launch in result.entry.launches} == {"1x128": "cpu", "2x512": "tilelang"}
+    assert {work.key: launch.backend for work, launch in result.entry.tuned} == {"1x128": "cpu", "2x512": "tilelang"}
     assert result.entry.rival(result.spec.workloads[0]) == ("tilelang", 1.5)
     assert result.why == "fastest layout; cpu at 1x128, tilelang at 2x512"
 
@@ -267,7 +267,7 @@ def test_what_won_for_another_format_is_tried_after_the_defaults_unless_a_build_
 def test_defaults_that_serve_other_calls_are_registered_if_they_are_right(place: Place):
     runner = FakeRunner(outcome=lambda one: "wrong" if one.schedule.launch["threads"] == 8 else "ok")
     result = place.tune(runner, trials=1, backends=[SeveralDefaults()])
-    assert [launch.params["threads"] for launch in result.entry.further] == [1]
+    assert [launch.params["threads"] for launch in result.entry.launches if not launch.workloads] == [1]
     assert any("which serves other calls, is left out: wrong" in note for note in result.notes)
 
 

@@ -16,12 +16,11 @@ from kvgen.lower.schedule import Params, Schedule
 from kvgen.measure.measurement import Measurement
 from kvgen.measure.worker import Worker
 from kvgen.registry import packaged_store
-from kvgen.registry.entry import Code, Entry, Launch
+from kvgen.registry.entry import Entry, Launch
 from kvgen.runtime import device
-from kvgen.toolchain import Artifact, ArtifactCache, KernelResources, Resources, build
-from kvgen.tune.regression import entry as entry_check
+from kvgen.toolchain import Artifact, ArtifactCache, KernelResources, Resources
 from kvgen.tune.regression.claims import impossible
-from tests.support.checking import Place, told
+from tests.support.checking import LaterBackend, Place, told
 from tests.support.tuning import FakeBackend
 
 
@@ -33,14 +32,24 @@ def test_what_is_as_it_was_is_good(place: Place):
 
 
 def test_a_source_that_renders_differently_regresses_and_can_be_accepted(place: Place):
+    place.later(comment="// a comment\n")
+    assert place.check().verdict == "good"
     place.later(comment="int changed;\n")
     checked = place.check()
     assert checked.verdict == "regressed"
-    assert "line 2" in checked.reason
+    assert "launch 0 (cpu threads=" in checked.reason
     assert checked.renewed is not None
     place.entry = checked.renewed
     assert not place.check().regressed
     assert place.entry.timings
+
+
+def test_headers_of_other_tokens_are_a_change(place: Place):
+    launches = (replace(launch, fingerprint=launch.fingerprint[:-1] + "-") for launch in place.entry.launches)
+    place.entry = replace(place.entry, launches=tuple(launches))
+    checked = place.check()
+    assert (checked.verdict, told(checked)["source"]) == ("good", "changed")
+    assert "headers of launch 0 changed since" in checked.findings[0].detail
 
 
 def test_a_back_end_that_refuses_the_entry_now_regresses(place: Place):
@@ -68,14 +77,17 @@ def test_a_changed_layout_id_regresses(place: Place):
     assert checked.renewed is None
 
 
+def rendering(place: Place, error: Exception) -> None:
+    """Let every launch of the entry raise an exception when it is rendered."""
+
+    def broken(*_: object) -> Source:
+        raise error
+
+    place.patch.setattr(LaterBackend, "lower", broken)
+
+
 def test_what_renders_no_more_regresses_and_the_rest_is_not_checked(place: Place):
-    from kvgen.tune.regression import source
-
-    def broken(entry: object) -> dict[str, Source]:
-        raise ZeroDivisionError("in a template")
-
-    place.patch.setattr(entry_check, "render", broken)
-    assert source.passed_over(place.entry) is None
+    rendering(place, ZeroDivisionError("in a template"))
     checked = place.check(speed=True)
     assert told(checked) == {"source": "regressed", "resources": "unable", "numerics": "unable", "speed": "unable"}
     assert "it does not render any more: in a template" in checked.reason
@@ -84,8 +96,8 @@ def test_what_renders_no_more_regresses_and_the_rest_is_not_checked(place: Place
 
 def test_more_registers_or_spills_regress_and_fewer_are_a_change(place: Place):
     kernels = {"attend": KernelResources(100, 0, 1024)}
-    codes = {file: replace(code, resources=Resources("nvcc", 1.0, kernels)) for file, code in place.entry.codes.items()}
-    place.entry = replace(place.entry, codes=codes)
+    launches = (replace(launch, resources=Resources("nvcc", 1.0, kernels)) for launch in place.entry.launches)
+    place.entry = replace(place.entry, launches=tuple(launches))
     for registers, spills, status in ((100, 0, "good"), (120, 0, "regressed"), (100, 8, "regressed"), (90, 0, "changed")):
         place.resources(registers, spills)
         checked = place.check()
@@ -129,10 +141,7 @@ def test_a_failure_of_this_machine_is_no_regression(place: Place, error: Excepti
 
 
 def test_a_disk_that_is_full_while_rendering_is_no_regression(place: Place):
-    def full(entry: object) -> dict[str, Source]:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    place.patch.setattr(entry_check, "render", full)
+    rendering(place, OSError(errno.ENOSPC, "No space left on device"))
     assert (place.check().verdict, place.check().environment) == ("unable", True)
 
 
@@ -144,16 +153,12 @@ def test_a_back_end_whose_library_is_missing_is_no_regression(place: Place):
     assert (place.check().verdict, place.check().environment) == ("unable", True)
 
 
-def test_the_text_of_another_tilelang_is_not_compared(place: Place):
-    def printed_by(version: str) -> str:
-        return f"// one variant, lowered by TileLang {version}.\n"
-
-    place.later(comment=printed_by("0.1.16"))
-    codes = {file: replace(code, text=printed_by("0.1.15") + code.text) for file, code in place.entry.codes.items()}
-    place.entry = replace(place.entry, codes=codes)
+def test_what_another_tilelang_lowered_is_not_compared(place: Place):
+    launches = tuple(replace(launch, backend="tilelang") for launch in place.entry.launches)
+    place.entry = replace(place.entry, launches=launches, toolchain={"tilelang": "0.1.1"})
     checked = place.check()
     assert (checked.verdict, checked.environment) == ("unable", True)
-    assert "was lowered by TileLang 0.1.15, and the one here is 0.1.16: pip install tilelang==0.1.15" in checked.reason
+    assert "was lowered by TileLang 0.1.1, and the one here is" in checked.reason
 
 
 def test_wrong_numbers_regress(place: Place):
@@ -164,24 +169,20 @@ def test_wrong_numbers_regress(place: Place):
     assert checked.renewed is None, "what is wrong cannot be accepted"
 
 
-def test_every_source_is_verified_with_all_workloads_that_use_it(place: Place):
+def test_every_launch_is_verified_at_all_its_workloads(place: Place):
     place.check()
     assert {job.check is not None and job.timing is None for job in place.jobs} == {True}
-    verified = {(job.schedule, job.workload.key) for job in place.jobs}
-    assert verified == {(place.entry.schedule(launch), launch.workload.key) for launch in place.entry.launches}
-    first = place.entry.launches[0]
-    place.entry = replace(
-        place.entry, launches=tuple(replace(launch, params=first.params, file=first.file) for launch in place.entry.launches)
-    )
+    verified = [(job.schedule, job.workload.key) for job in place.jobs]
+    assert verified == [(place.entry.schedule(launch), key) for launch in place.entry.launches for key in launch.workloads]
+    place.entry = replace(place.entry, launches=(replace(place.entry.launches[0], workloads=("1x128", "2x512")),))
     place.jobs.clear()
     place.check()
-    assert [job.workload.key for job in place.jobs] == [launch.workload.key for launch in place.entry.launches]
-    assert [job.check.workloads_only for job in place.jobs] == [False, *[True] * (len(place.jobs) - 1)]
+    assert [(job.workload.key, job.check.workloads_only) for job in place.jobs] == [("1x128", False), ("2x512", True)]
 
 
 def test_the_module_that_was_tuned_is_verified_where_another_one_is_compiled_now(place: Place):
     """`get_kernel` serves the one that the entry names."""
-    tuned = {place.cache.get(code.artifact).path for code in place.entry.codes.values()}  # type: ignore[union-attr]
+    tuned = {place.cache.get(launch.artifact).path for launch in place.entry.launches}  # type: ignore[union-attr]
     place.build(lambda source, cache: Artifact("id", Path("other"), Resources("g++ 99", 1.0), sha256="other"))
     place.check()
     assert {job.artifact for job in place.jobs} == {*tuned, Path("other")}
@@ -189,18 +190,13 @@ def test_the_module_that_was_tuned_is_verified_where_another_one_is_compiled_now
 
 def test_further_launches_are_verified(place: Place):
     """Also one that the spec's first workload has too few tokens for: it serves others."""
-    work, schedule = (
-        place.entry.spec.workloads[0],
-        Schedule("cpu", place.entry.layout, Params(threads=8)),
-    )  # which no workload of the entry has blocks for
-    source = FakeBackend().lower(place.entry.spec, schedule, "cpu")
-    code = Code.of(source, build(source, place.cache))
-    launch = Launch(work, "cpu", schedule.launch, code.file)
-    place.entry = replace(place.entry, codes={**place.entry.codes, code.file: code}, further=(launch,))
+    schedule = Schedule("cpu", place.entry.layout, Params(threads=8))  # which no workload of the entry has blocks for
+    further = Launch("cpu", schedule.launch, (), FakeBackend().lower(place.entry.spec, schedule, "cpu").fingerprint)
+    place.entry = replace(place.entry, launches=(*place.entry.launches, further))
     checked = place.check()
     assert (checked.verdict, checked.reason) == ("good", "")
     assert place.jobs[-1].schedule.launch["threads"] == 8
-    assert [job.workload for job in place.jobs] == [launch.workload for launch in place.entry.every_launch]
+    assert len(place.jobs) == len(place.entry.launches)
 
 
 CLAIMS: dict[str, Callable[[Entry], Entry]] = {

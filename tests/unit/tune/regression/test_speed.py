@@ -72,14 +72,13 @@ def test_every_workload_of_a_source_is_timed(place: Place):
     headers_changed(place, SLOW)
     place.interleaved(answer)
     place.check(speed=True)
-    assert sorted(timed) == sorted(launch.workload.key for launch in place.entry.launches)
+    assert sorted(timed) == sorted(key for launch in place.entry.launches for key in launch.workloads)
 
 
 @pytest.mark.parametrize(("read_us", "status"), [(4.0, "regressed"), (4.6, "good")])
 def test_without_the_old_module_the_read_fraction_decides(place: Place, read_us: float, status: str):
     shutil.rmtree(place.cache.root)
-    codes = {file: replace(code, headers_digest="gone") for file, code in place.entry.codes.items()}
-    place.entry = replace(recorded(place.entry, us=10.0, read_us=5.0), codes=codes)
+    place.entry = recorded(place.entry, us=10.0, read_us=5.0)
     headers_changed(place, SLOW)
     place.interleaved(lambda jobs: times(10.0, read_us, jobs))
     checked = place.check(speed=True)
@@ -89,8 +88,7 @@ def test_without_the_old_module_the_read_fraction_decides(place: Place, read_us:
 
 def test_without_old_module_and_recorded_read_it_is_said(place: Place):
     shutil.rmtree(place.cache.root)
-    codes = {file: replace(code, headers_digest="gone") for file, code in place.entry.codes.items()}
-    place.entry = replace(recorded(place.entry, read_us=None), codes=codes)
+    place.entry = recorded(place.entry, read_us=None)
     headers_changed(place, SLOW)
     place.interleaved(never)
     checked = place.check(speed=True)
