@@ -25,8 +25,8 @@ from kvgen.lower.schedule import Params, Schedule, layout_id, layout_of
 from kvgen.plaindata import Facts, Json, adapter
 from kvgen.spec import AnySpec, AnyWorkload, KernelSpec, Workload
 from kvgen.spec.dispatch import ALIKE, Call, Dispatch, Tiling
-from kvgen.spec.workloads import mean_length
 from kvgen.spec.timing import Timing
+from kvgen.spec.workloads import mean_length
 from kvgen.toolchain.cache import Artifact, Resources
 from kvgen.toolchain.compilers import machine
 
@@ -115,8 +115,8 @@ class OtherLayout:
 class RunnerUp:
     """The best launches of other back ends over the same layout by workload key, and the next best layout."""
 
-    launches: Mapping[str, Rival]
-    layout: OtherLayout | None
+    launches: Mapping[str, Rival] = field(default_factory=dict)
+    layout: OtherLayout | None = None
 
 
 def _shaped(kind: type[Any]) -> AfterValidator:

@@ -18,8 +18,8 @@ from kvgen.registry.entry import Entry, Launch, call_of
 from kvgen.registry.store import Found, Store
 from kvgen.registry.store import stores as all_stores
 from kvgen.spec import AnySpec, AnyWorkload, KernelSpec, Workload
-from kvgen.spec.workloads import Coordinates, apart, coordinates_of, nearest
 from kvgen.spec.timing import Timing
+from kvgen.spec.workloads import Coordinates, apart, coordinates_of, nearest
 from kvgen.toolchain import Artifact
 
 How = Literal["exact", "nearest", "default", "none"]

@@ -47,9 +47,9 @@ def entries(found: list[Found] | None = None) -> pd.DataFrame:
             continue
         about = {"key": entry.key, "registry": one.store, "spec": entry.spec.name, "arch": entry.arch}
         about |= {"device": str(entry.device.get("name", "")), "date": str(entry.provenance.get("date", ""))[:10]}
-        for launch in entry.launches:
-            timing, rival = entry.timing(launch.workload), entry.rival(launch.workload)
-            row = {**about, "backend": launch.backend, "workload": launch.workload.key, "launch": str(launch.params)}
+        for work, launch in entry.tuned:
+            timing, rival = entry.timing(work), entry.rival(work)
+            row = {**about, "backend": launch.backend, "workload": work.key, "launch": str(launch.params)}
             if timing is not None:
                 row |= {"us": timing.us, "default_us": timing.default_us, "read_us": timing.read_us, "read_fraction": timing.read_fraction}
                 row |= {"watts": timing.watts, "clock_mhz": timing.clock_mhz}

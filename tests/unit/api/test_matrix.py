@@ -11,10 +11,10 @@ from kvgen.api import FallbackWarning, get_kernel, get_matrix_kernel
 from kvgen.errors import SpecError
 from kvgen.lower.backend import get_backend
 from kvgen.measure.measurement import Candidate
+from kvgen.registry.select import misfits
 from kvgen.registry.store import Store
 from kvgen.toolchain import ArtifactCache
 from kvgen.tune.budget import Budget
-from kvgen.registry.select import misfits
 from kvgen.tune.tuner import tune
 from kvgen.verify import matrix as reference
 from tests.support.matrix import matrix_spec

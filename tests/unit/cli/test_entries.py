@@ -30,12 +30,17 @@ def tuned_by(backends: list[FakeBackend], cost: Callable[[Any], float], root: Pa
 
 
 @pytest.fixture
-def built(kvgen: Any, tmp_path: Path) -> TuningResult:
+def fake_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvgen.lower.backend.get_backend", FakeBackend)
+
+
+@pytest.fixture
+def built(kvgen: Any, tmp_path: Path, fake_backend: None) -> TuningResult:
     return tuned_by([FakeBackend()], fake_cost, tmp_path)
 
 
 @pytest.fixture
-def mixed(kvgen: Any, tmp_path: Path) -> TuningResult:
+def mixed(kvgen: Any, tmp_path: Path, fake_backend: None) -> TuningResult:
     """Each back end takes half as long again where the other one is at home."""
 
     def cost(candidate: Any) -> float:
