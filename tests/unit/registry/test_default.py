@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from kvgen.spec.traffic import parse
 
 from benchmarks.gpu_words import schedule_word, schedules_of, spec_of, workload_of
 from kvgen.cli.output import launch_rows as rows
@@ -13,6 +12,7 @@ from kvgen.registry.entry import Entry
 from kvgen.registry.select import Selection, serving, serving_entry
 from kvgen.spec import KernelSpec, load_spec
 from kvgen.spec.timing import Timing
+from kvgen.spec.workloads import parse
 
 CUDA = get_backend("cuda")
 PLAIN, CLUSTERS, WIDE, PAIRS = "n128.w8u4d1c1", "n128.w8u1d2c1.cl2", "n128.w8u1d2c1.cl8", "n128.w4u1d2c2"
