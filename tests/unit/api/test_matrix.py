@@ -35,7 +35,7 @@ def test_a_matrix_kernel_is_tuned_registered_and_fetched(places: Path, modules: 
     )
     (found,) = store.find(spec)
     assert found.entry == result.entry
-    assert found.path.parent.name == f"quantize-float32-8c.{spec.format_id}"
+    assert found.path.name == "quantize-float32-8c.json"
     assert misfits(found.entry) == []
     assert not found.entry.outdated
 
