@@ -12,10 +12,10 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from random import Random
 
-from kvgen._resources import templates
 from kvgen.format.window import window_places
 from kvgen.verify.cache import ReferenceCache
 from kvgen.verify.quantize import torch_dtype
@@ -23,7 +23,6 @@ from tests.lives.command import failures, live, parser
 from tests.lives.drawn import drawn_gpu_schedule, drawn_gpu_spec
 from tests.lives.packing import PackLife
 from tests.lives.steps import Drawn, StepLife
-from tests.mutants.emulated_lives import headers_of
 from tests.unit.lower_cuda import emulate, race_checks
 from tests.unit.lower_cuda.attend_checks import cached, cleared
 from tests.unit.lower_cuda.emulate_attend import Emulated, Step
@@ -80,17 +79,12 @@ def lives(seed: int, count: int = LIVES, races: bool = False) -> list[str]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Live; the exit code."""
     command = parser("emulated", __doc__, 200)
-    command.add_argument("--templates", type=Path, default=templates(), help="the folder of the headers")
     command.add_argument("--races", action="store_true", help="look for data races and misaligned accesses")
     args = command.parse_args(argv)
     if args.races and (why := race_checks.unsupported()):
         command.error(f"--races needs another compiler: {why}")
 
-    def over_headers(seed: int) -> list[str]:
-        with headers_of(args.templates):
-            return lives(seed, races=args.races)
-
-    return live(args, LIVES, over_headers)
+    return live(args, LIVES, partial(lives, races=args.races))
 
 
 if __name__ == "__main__":

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
+from kvgen._resources import templates
 from tests.lives import emulated
-from tests.mutants.fault import Fault, planted
-from tests.mutants.faults_races import FAULTS
-from tests.mutants.plant import ROOT
-from tests.mutants.races import case_of, judge_here
 from tests.unit.lower_cuda import race_checks
 from tests.unit.lower_cuda.emulate import library
 
@@ -132,20 +128,6 @@ def test_what_is_reported(name: str, found: Callable[[str], list[str]]) -> None:
     assert all(report.startswith(expected) and "emulated.cpp:" in report for report in reports)
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_a_fault_is_where_it_is_declared(fault: Fault) -> None:
-    assert planted(fault, text := (ROOT / fault.file).read_text()) != text
-
-
-def test_a_barrier_that_is_missing_in_a_kernel_is_reported() -> None:
-    """The plan's numbers are right, because the emulator happens to run the threads in their order."""
-    fault = next(fault for fault in FAULTS if fault.name == "sums-warps")
-    answer = judge_here(fault.name)
-    assert case_of(fault) == ("plan", "all")
-    assert answer["wrong"] == ""
-    assert any("schedule/plan_kernel.cuh" in report for report in answer["reports"])
-
-
 @pytest.mark.slow
 def test_a_life_has_no_races() -> None:
     assert emulated.lives(4, 1, races=True) == []
@@ -153,6 +135,6 @@ def test_a_life_has_no_races() -> None:
 
 def test_harmless_lines_are_still_there() -> None:
     """A line that was changed has to be judged again."""
-    headers = [path.read_text() for path in (Path(ROOT) / "templates" / "cuda").rglob("*.cuh")]
+    headers = [path.read_text() for path in (templates() / "cuda").rglob("*.cuh")]
     for known in race_checks.HARMLESS:
         assert all(any(line in text for text in headers) for line in known.lines)

@@ -1,0 +1,153 @@
+"""The small variants that faults are planted in: each has what some lines of the headers need to be executed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from benchmarks.gpu_words import schedules_of, spec_of, workload_of
+from kvgen.arch import Target
+from kvgen.lower.backend import Source, get_backend
+from kvgen.lower.schedule import Params, Schedule
+from kvgen.spec import AnySpec, KernelSpec, load_any_spec, load_spec
+
+
+@dataclass(frozen=True)
+class Case:
+    """A variant, verified at the workloads of its spec. `words`: a schedule of benchmarks/gpu_words.py, with `changes`."""
+
+    name: str
+    spec: AnySpec
+    words: str = "default"
+    changes: tuple[tuple[str, int | str], ...] = ()
+
+    @property
+    def target(self) -> Target:
+        """GPU cases are compiled for an H100 or H200."""
+        return "cpu" if self.spec.arch == "cpu" else "sm90"
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """The schedule."""
+        base = schedules_of(self.words, get_backend(self._backend), self.spec, self.target)[0]
+        changes: dict[str, Any] = dict(self.changes)
+        layout = Params({**base.layout, **{name: changes.pop(name) for name in ("block",) if name in changes}})
+        return Schedule(base.backend, layout, Params({**base.launch, **changes}))
+
+    @cached_property
+    def source(self) -> Source:
+        """The rendered source. Raises what lowering raises."""
+        return get_backend(self._backend).lower(self.spec, self.schedule, self.target)
+
+    @property
+    def _backend(self) -> str:
+        return "cpu" if self.target == "cpu" else "cuda"
+
+
+def _quant(words: str) -> dict[str, Any]:
+    """`4c32` is 4 bits per channel in groups of 32, `8t16s` 8 bits per token and symmetric, `16` not quantized.
+
+    `2c32+4` has a quarter of its channels boosted.
+    """
+    if words == "16":
+        return {"bits": 16}
+    words, _, boosted = words.partition("+")
+    quant = {
+        "bits": int(words[0]),
+        "axis": "channel" if words[1] == "c" else "token",
+        "group": int(words[2:].rstrip("s")),
+        "zero": not words.endswith("s"),
+    }
+    return {**quant, "boost": {"fraction": 1 / int(boosted[0]), "select": boosted[1:] or "mean_abs"}} if boosted else quant
+
+
+def _spec(
+    heads: str,
+    dim: int,
+    k: str,
+    v: str,
+    workloads: str,
+    dtype: str = "float16",
+    page: int = 0,
+    cache: dict[str, int] | None = None,
+    **attention: Any,
+) -> KernelSpec:
+    q_heads, kv_heads = map(int, heads.split("/"))
+    works = [dict(zip(("batch", "kv_len", "q_len"), map(int, word.split("x")), strict=False)) for word in workloads.split()]
+    return load_spec(
+        {
+            "name": "mutant",
+            "arch": "cpu",
+            "attention": {"q_heads": q_heads, "kv_heads": kv_heads, "head_dim": dim, "dtype": dtype, **attention},
+            "key": _quant(k),
+            "value": _quant(v),
+            "cache": {**({"layout": "paged", "page": page} if page else {}), **(cache or {})},
+            "workloads": works,
+        }
+    )
+
+
+def _matrix(operation: str, dtype: str, tokens: int, channels: int) -> AnySpec:
+    shape = {"tokens": tokens, "channels": channels}
+    return load_any_spec({"operation": operation, "arch": "cpu", "matrix": {"dtype": dtype}, "workloads": [shape]})
+
+
+def _case(name: str, spec: AnySpec, **changes: int | str) -> Case:
+    return Case(name, spec, changes=tuple(changes.items()))
+
+
+def _gpu(name: str, spec: str, schedule: str, workloads: str) -> Case:
+    """Words of benchmarks/gpu_words.py. head_dim 64 and small KV tiles compile in ten to twenty seconds."""
+    return Case(name, spec_of(spec, "sm90", [workload_of(word) for word in workloads.split()]), schedule)
+
+
+CASES: dict[str, dict[str, Case]] = {
+    suite: {case.name: case for case in cases}
+    for suite, cases in {
+        "cpu": (
+            _case("splits", _spec("4/1", 64, "4c32", "4t64", "1x32768 2x4096")),
+            _case("splits-q4", _spec("4/1", 32, "4c32", "4t32", "1x16384x4 2x300", q_len=4)),
+            _case("batch", _spec("2/1", 32, "4c32", "4t32", "136x320")),
+            _case("paged", _spec("4/2", 64, "4c64", "4t64", "12x700 1x5000", page=128), block=64),
+            _case("window", _spec("4/2", 64, "4c64", "4t64", "2x1500 3x700x3", window=200, softcap=30.0, q_len=3)),
+            _case("token", _spec("4/2", 64, "4t32", "8t16", "3x900")),
+            _case("value-channel", _spec("4/1", 64, "4c32", "4c32", "3x900"), block=128),
+            _case("heads", _spec("8/4", 32, "4c32", "4t32", "2x900x3", q_len=3)),
+            _case("boost", _spec("4/1", 80, "2c32+4", "2t80", "2x900")),
+            _case("int8", _spec("4/1", 64, "8c64", "8t64", "2x900")),
+            _case(
+                "unquantized",
+                _spec("4/2", 64, "4c32", "4t32", "2x900", sinks=True, cache={"sink": 5, "local": 40, "rollback": 9}),
+                block=64,
+            ),
+            _case("integers", _spec("4/1", 64, "8c32", "4t64", "1x5000 2x900"), dot="int16"),
+            _case("rollback-far", _spec("4/1", 64, "4c32", "4t32", "2x900", cache={"rollback": 70}), block=32),
+            _case("window-far", _spec("16/16", 64, "8c64", "8t64", "2x900", window=40000)),
+            _case("matrix", _matrix("quantize", "float32", 700, 300), rows=16),
+            _case("prompt", _spec("16/1", 64, "4c64", "4t64", "1x8192x8 2x300x8", q_len=8)),
+        ),
+        "cuda": (
+            _gpu("last", "k4v4:h8/2:d64", "w8u1d2", "1x32768 4x4096"),
+            _gpu("cluster", "k4v4:h8/2:d64", "w8u1d2.cl4", "1x16384"),
+            _gpu("two-level", "k4v4:h4/1:d64", "w8u1d2.two", "1x65536"),
+            _gpu("planned", "k4v4:h8/2:d64", "w8u2d1", "8x4096 1x65536"),
+            _gpu("bulk", "k4v4:h8/2:d64", "w8u1d2.bulk", "4x4096"),
+            _gpu("paged", "k4v4:h8/2:d64:kg64:page128", "n64.w8u1d2", "12x8192"),
+            _gpu("gathered", "k4v4:token:page16:h8/2:d64", "n16.w8u1d4", "4x2048"),
+            _gpu("window", "k4v4:h8/2:d64:kg64:window100", "n128.w8u1d2", "4x4096"),
+            _gpu("cap", "k4v4:h8/2:d64:cap5", "w8u1d2", "4x4096"),
+            _gpu("symmetric", "k8v8:token:sym:h8/2:d64", "w8u1d2", "4x2048"),
+            _gpu("queries", "k4v4:q4:h8/2:d64", "w8u1d2", "1x8192q4 4x2048q2"),
+            _gpu("integers", "k4v4:kg64:h8/2:d64", "n128.w8u4d2.noexact", "4x2048"),
+            _gpu("boost", "k2v2:h8/2:d96:kg64:boost1/2", "n128.w8u1d2", "4x2048"),
+            _gpu("value-groups", "k4v4:vg32:h8/2:d64", "w8u1d2", "4x2048"),
+            _gpu("channel-groups", "k2v4:kg16:vchannel:vg32:h8/2:d64", "w8u2d1", "4x4096"),
+            _gpu("unquantized", "k4v4:kg64:sink21:local5:rollback8:sinks:h8/2:d64", "n64.w8u1d2", "4x2048"),
+            _gpu("sizes", "k4v4:h8/2:d64", "w8u1d2", "4x2048"),
+            _gpu("sizes-far", "k4v4:h8/2:d64", "w8u1d2", "4x2048"),
+            _gpu("sizes-batch", "k4v4:h8/2:d64", "w8u1d2", "4x2048"),
+            _gpu("sizes-paged", "k4v4:h8/2:d64:kg64:page128", "n64.w8u1d2", "4x2048"),
+        ),
+    }.items()
+}
