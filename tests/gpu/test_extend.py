@@ -95,7 +95,7 @@ def test_prompts_over_a_cache_agree_with_fp64(case: KernelCase) -> None:
 def test_prompts_with_windows_and_soft_caps_agree_with_fp64(case: KernelCase, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ragged chunks that are appended, then, over the whole of a paged cache, prompts longer than some sequences. cuDNN is not called."""
     monkeypatch.setattr(extend, "dense", lambda *args, **kwargs: pytest.fail("cuDNN was called"))
-    monkeypatch.setattr(extend.capped, "SCORE_BYTES", 1 << 22)
+    monkeypatch.setattr(extend, "SCORE_BYTES", 1 << 22)
     v = variant(case)
     a, lengths = v.spec.attention, [0, 1, v.layout.tokens, 2000]
     cache = filled(v, lengths, 4000)
