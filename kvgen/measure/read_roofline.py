@@ -24,14 +24,11 @@ from kvgen.measure.measurement import TimingPolicy
 from kvgen.measure.timer import timer_for
 from kvgen.runtime.kvcache import new_bytes
 from kvgen.runtime.module import load_library
-from kvgen.toolchain.cache import Artifact, ArtifactCache
 from kvgen.toolchain.compile import build
 
 PIECE = 4096
 SINK_BYTES = 4096
 READS = ("read", "read_bulk", "read_bulk_fine")
-OVERLAPPING = tuple(f"{name}_overlap" for name in READS)
-"""The same reads with overlapping launches: the limit of consecutive launches. Not used as the read roofline."""
 
 
 def source(target: Target) -> Source:
@@ -44,18 +41,13 @@ def source(target: Target) -> Source:
     return Source(text, "c++" if cpu else "cuda", target, include, flags.CPU if cpu else (), reached_headers(text, include), READS[:1])
 
 
-def artifact(target: Target, store: ArtifactCache | None = None) -> Artifact:
-    """The compiled read kernel. Raises ToolchainMissing or CompileError."""
-    return build(source(target), store)
-
-
 class ReadRoofline:
     """A loaded read kernel with a buffer that grows with the requested size."""
 
-    def __init__(self, path: Path, device: torch.device | str, reads: tuple[str, ...] = READS) -> None:
+    def __init__(self, path: Path, device: torch.device | str) -> None:
         self.device = torch.device(device)
         library = load_library(path)
-        self._reads = [library.get_function(name) for name in reads if library.implements_function(name)]
+        self._reads = [library.get_function(name) for name in READS if library.implements_function(name)]
         self._copy = library.get_function("copy")
         self._fastest: dict[int, Callable[..., object]] = {}
         self._set_threads = library.get_function("set_threads") if library.implements_function("set_threads") else None
@@ -104,7 +96,7 @@ class ReadRoofline:
 @cache
 def read_roofline(target: Target) -> ReadRoofline:
     """This process's read kernel for a target, compiled at the first call."""
-    return ReadRoofline(artifact(target).path, device_type(target))
+    return ReadRoofline(build(source(target)).path, device_type(target))
 
 
 def read_us(target: Target, nbytes: int, policy: TimingPolicy | None = None) -> float:

@@ -131,12 +131,6 @@ class Worker:
         return [replace(one, schedule=job.schedule, workload=job.workload, seconds=seconds) for one, job in zip(answers, jobs, strict=True)]
 
 
-def run_job(job: Job, timeout_s: float = TIMEOUT_S, memory_bytes: int | None = None) -> Measurement:
-    """Run one job in a process of its own; see `Worker.run`."""
-    with Worker(memory_bytes) as worker:
-        return worker.run(job, timeout_s)
-
-
 def compile_read_roofline(target: Target) -> None:
     """Compile a target's read kernel, unless it is in the cache. Raises ToolchainMissing or CompileError."""
     from kvgen.measure.read_roofline import source

@@ -7,7 +7,7 @@ import torch
 
 from kvgen.measure import read_roofline as module
 from kvgen.measure.measurement import TimingPolicy
-from kvgen.measure.read_roofline import OVERLAPPING, PIECE, READS, read_roofline, read_us, source
+from kvgen.measure.read_roofline import PIECE, READS, read_roofline, read_us, source
 from kvgen.runtime.kvcache import HUGE_PAGE
 from kvgen.runtime.module import load_library
 from kvgen.toolchain import ArtifactCache, build
@@ -37,12 +37,12 @@ def test_reads_rotate_past_the_caches(monkeypatch) -> None:
 
 @pytest.mark.nvcc
 def test_gpu_read_kernels_compile_without_spills(tmp_path: Path) -> None:
-    for target, reads in (("sm80", {"read"}), ("sm90", {*READS, *OVERLAPPING})):
+    for target, reads in (("sm80", {"read"}), ("sm90", {*READS})):
         artifact = build(source(target), ArtifactCache(tmp_path))
-        assert len(artifact.resources.kernels) == len(reads & set(READS)) + 1  # those that overlap are the same kernels
+        assert len(artifact.resources.kernels) == len(reads) + 1
         assert artifact.resources.spill_bytes == 0
         library = load_library(artifact.path)
-        assert {name for name in READS + OVERLAPPING if library.implements_function(name)} == reads
+        assert {name for name in READS if library.implements_function(name)} == reads
         assert library.implements_function("copy")
 
 
@@ -52,7 +52,7 @@ def test_the_fastest_read_of_a_size_counts(monkeypatch) -> None:
             return (calls[0](),)
 
     monkeypatch.setattr(module, "timer_for", lambda device: Clock())
-    meter = module.ReadRoofline(module.artifact("cpu").path, "cpu")
+    meter = module.ReadRoofline(build(source("cpu")).path, "cpu")
     asked: list[float] = []
     meter._reads = [lambda *args, us=us: asked.append(us) or us for us in (3.0, 2.0, 4.0)]
     assert meter.samples(PIECE, POLICY) == (2.0,)
@@ -61,7 +61,7 @@ def test_the_fastest_read_of_a_size_counts(monkeypatch) -> None:
 
 
 def test_a_copy_moves_half_of_the_bytes_from_one_half_to_the_other() -> None:
-    meter = module.ReadRoofline(module.artifact("cpu").path, "cpu")
+    meter = module.ReadRoofline(build(source("cpu")).path, "cpu")
     size, (buffer,) = meter._buffers(5 * PIECE, POLICY, 2)
     assert size == 6 * PIECE
     buffer[: 3 * PIECE] = torch.arange(3 * PIECE) % 251
@@ -71,7 +71,7 @@ def test_a_copy_moves_half_of_the_bytes_from_one_half_to_the_other() -> None:
 
 
 def test_the_buffer_has_the_memory_of_caches() -> None:
-    meter = module.ReadRoofline(module.artifact("cpu").path, "cpu")
+    meter = module.ReadRoofline(build(source("cpu")).path, "cpu")
     _, (buffer,) = meter._buffers(2 * HUGE_PAGE, POLICY)
     assert buffer.data_ptr() % HUGE_PAGE == 0
     assert int(buffer.min()) == 1
