@@ -107,7 +107,7 @@ EXACT = (
 )
 SCHEDULES = {
     "cuda": (*EXACT, "w4u1d2.cl2", "w8u1d1", "w2u2d2c4", *(f"{word}.noexact" for word in EXACT)),
-    "tilelang": ("w8u1s2", "w8u2s2", "w8u2s2.cl", "w8u4s4", "w8u4s4.cl", "w12u4s4", "w8u4s4c2", "w8u2s2t2", "w8u2s2t2.cl"),
+    "tilelang": ("u2s2c4", "u2s2c8", "u4s2c4", "u4s2c6", "u4s2c8"),
 }
 Row = dict[str, Any]
 

@@ -21,14 +21,11 @@ _WORDS: dict[str, tuple[str, Value]] = {
     "tile": ("copy", "bulk_tile"),
     "last": ("reduction", "last_cta"),
     **{f"cl{n}": ("reduction", f"cluster{n}") for n in (2, 4, 8)},
-    "cl": ("reduction", "cluster"),
     "two": ("reduction", "two_level"),
     "exact": ("exact_q", True),
     "noexact": ("exact_q", False),
-    "wave": ("splits", "wave"),
-    "gemm": ("form", "gemm"),
 }
-_LETTERS = {"w": "warps", "u": "kv_tile", "d": "tiles_in_flight", "s": "stages", "t": "q_tiles", "c": "ctas_per_sm"}
+_LETTERS = {"w": "warps", "u": "kv_tile", "d": "tiles_in_flight", "s": "stages", "c": "ctas_per_sm"}
 _STEP = {"kv_tile": 32}
 """What the number behind a letter counts: u4 is a KV tile of 4 x 32 tokens."""
 
@@ -125,8 +122,8 @@ def schedules_of(words: str, backend: Backend, spec: AnySpec, target: Target) ->
             launch.update([_WORDS[word]])
         elif block := re.fullmatch(r"n(\d+)", word):
             layout["block"] = int(block[1])
-        elif re.fullmatch(r"([wudstc]\d+)+", word):
-            numbers = {_LETTERS[letter]: int(number) for letter, number in re.findall(r"([wudstc])(\d+)", word)}
+        elif re.fullmatch(r"([wudsc]\d+)+", word):
+            numbers = {_LETTERS[letter]: int(number) for letter, number in re.findall(r"([wudsc])(\d+)", word)}
             launch |= {name: number * _STEP.get(name, 1) for name, number in numbers.items()}
         else:
             raise ValueError(f"{word!r} is no word of a schedule")

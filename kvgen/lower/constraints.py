@@ -1,8 +1,7 @@
 """The rules of the search spaces of every back end: constraints, without which a schedule cannot be lowered or run, and hints, which paid
 where they were measured: those of GPUs are of an H200.
 
-A rule reads parameters, facts and the workload as attributes of `p`. Units: tokens, bytes; `shared_bytes` and `ring_bytes` are of one CTA,
-`least_ring` is of a multiprocessor.
+A rule reads parameters, facts and the workload as attributes of `p`. Units: tokens, bytes; `shared_bytes` and `ring_bytes` are of one CTA.
 """
 
 from __future__ import annotations
@@ -170,7 +169,6 @@ _CUDA = Rules(
 _TILELANG = Rules(
     constraints=(
         _KEY_GROUPS,
-        _VALUE_GROUPS,
         _PAGES,
         _PACKING,
         Rule("a KV tile ({kv_tile} tokens) must divide a block ({block})", lambda p: p.block % p.kv_tile == 0),
@@ -178,125 +176,26 @@ _TILELANG = Rules(
             "a KV tile of {kv_tile} tokens does not lie within one K group of {key_group_tokens}",
             lambda p: p.key_group_tokens == 1 or p.key_group_tokens % p.kv_tile == 0,
         ),
-        Rule(
-            "a KV tile of {kv_tile} tokens does not lie within one V group of {value_group_tokens}",
-            lambda p: p.value_group_tokens == 1 or p.value_group_tokens % p.kv_tile == 0,
-        ),
-        Rule(
-            "stages ({stages} x 32 tokens) and KV tile ({kv_tile}) divide one another, so that a sub-tile's place in the ring is known",
-            lambda p: p.stages * 32 % p.kv_tile == 0 or p.kv_tile % (p.stages * 32) == 0,
-        ),
-        Rule("a second q tile would be empty with {q_rows} query rows", lambda p: p.q_tiles == 1 or p.q_rows > 8),
-        Rule("two q tiles of {head_dim} channels need more registers than a thread has", lambda p: p.q_tiles == 1 or p.head_dim <= 128),
-        Rule("form gemm has 4 warps and KV tiles of 64 tokens or more", lambda p: p.form == "mma" or (p.warps == 4 and p.kv_tile > 32)),
-        Rule(
-            "form gemm reads codes, and {key_bits}-bit K or {value_bits}-bit V has none",
-            lambda p: p.form == "mma" or max(p.key_bits, p.value_bits) < 16,
-        ),
-        Rule(
-            "form gemm has no ring, and always holds all query rows and the rest of q",
-            lambda p: p.form == "mma" or (p.stages == 2 and p.exact_q and (p.q_tiles * 8 >= p.q_rows)),
-        ),
-        Rule(
-            "form gemm knows one scale per token, not one per {key_group} and {value_group} channels",
-            lambda p: p.form == "mma" or ((p.key_per_channel or p.key_group == p.head_dim) and p.value_group == p.head_dim),
-        ),
-        Rule("form gemm knows no scales per channel of V", lambda p: p.form == "mma" or not p.value_per_channel),
-        Rule(
-            "the rounding error of q is not far below the error of a K of 8 bits, so it must be carried",
-            lambda p: p.exact_q or p.key_bits != 8 or (not p.key_per_channel) or (p.q_rows <= 4),
-        ),
         _MAX_BATCH,
-        Rule("{target} has no clusters", lambda p: p.reduction == "last_cta" or p.clusters),
-        Rule("form gemm has no clusters", lambda p: p.reduction == "last_cta" or p.form == "mma"),
         Rule(
-            "rings and merge area exceed the shared memory of a CTA ({shared_per_cta} bytes)",
-            lambda p: p.shared_bytes(p.form, p.block, p.warps, p.stages, p.kv_tile, p.q_tiles, p.reduction) <= p.shared_per_cta,
+            "the ring exceeds the shared memory of a CTA ({shared_per_cta} bytes)",
+            lambda p: p.ring_bytes(p.block, p.kv_tile, p.stages) <= p.shared_per_cta,
         ),
         Rule(
             "{ctas_per_sm} CTAs exceed the shared memory of a multiprocessor ({shared_per_sm} bytes)",
-            lambda p: (
-                p.ctas_per_sm * (p.shared_bytes(p.form, p.block, p.warps, p.stages, p.kv_tile, p.q_tiles, p.reduction) + p.cta_reserved)
-                <= p.shared_per_sm
-            ),
+            lambda p: p.ctas_per_sm * (p.ring_bytes(p.block, p.kv_tile, p.stages) + p.cta_reserved) <= p.shared_per_sm,
         ),
     ),
     hints=(
+        Rule("blocks of {block} tokens are for groups of 512", lambda p: p.block <= 256 or p.key_group_tokens == 512),
         Rule(
-            "blocks of {block} tokens are for groups of 512",
-            lambda p: p.block <= 256 or p.key_group_tokens == 512 or p.value_group_tokens == 512,
-        ),
-        Rule(
-            "the rounding error of q costs instructions only with more than 4 query rows and K per channel, here {q_rows}",
-            lambda p: p.exact_q or (p.key_per_channel and p.q_rows > 4),
-        ),
-        Rule("{warps} x {ctas_per_sm} warps leave fewer than 128 registers for each thread", lambda p: p.warps * p.ctas_per_sm <= 16),
-        Rule(
-            "{warps} x {ctas_per_sm} warps leave 128 registers for each thread, too few for {head_dim} channels and {q_tiles} q tiles",
-            lambda p: p.warps * p.ctas_per_sm <= 8 or (p.head_dim <= 128 and p.q_tiles == 1),
-        ),
-        Rule(
-            "{warps} x {ctas_per_sm} warps leave issue slots idle, and the rings of 8 fit",
-            lambda p: (
-                p.form == "gemm" or p.warps * p.ctas_per_sm >= 8 or p.shared_bytes("mma", p.block, 8, 2, 32, p.q_tiles) > p.shared_per_cta
-            ),
-        ),
-        Rule(
-            "{warps} x {ctas_per_sm} warps leave issue slots idle, and the rings of 4 fit",
-            lambda p: (
-                p.form == "gemm" or p.warps * p.ctas_per_sm >= 4 or p.shared_bytes("mma", p.block, 4, 2, 32, p.q_tiles) > p.shared_per_cta
-            ),
-        ),
-        Rule(
-            "rings of a multiprocessor hold fewer than {least_ring} bytes",
-            lambda p: p.form == "gemm" or p.ctas_per_sm * p.ring_bytes(p.block, p.warps, p.stages, p.kv_tile) >= p.least_ring,
-        ),
-        Rule(
-            "{stages} stages for KV tiles of {kv_tile} tokens: places in a ring of one tile are known in advance, and half as many stages "
-            "hold enough",
-            lambda p: (
-                p.form == "gemm"
-                or p.stages <= max(p.kv_tile // 32, 2)
-                or p.ctas_per_sm * p.ring_bytes(p.block, p.warps, p.stages // 2, p.kv_tile) < p.least_ring
-            ),
+            "rings of a multiprocessor hold fewer bytes than copies keep in flight ({in_flight})",
+            lambda p: p.ctas_per_sm * p.ring_bytes(p.block, p.kv_tile, p.stages) >= p.in_flight,
         ),
         Rule(
             "a KV tile of 32 tokens looks up a page, and reads K's channel params, twice as often as one of 64",
-            lambda p: p.kv_tile > 32 or p.block == 32 or p.key_group_tokens == 32 or (p.value_group_tokens == 32),
+            lambda p: p.kv_tile > 32 or p.block == 32 or p.key_group_tokens == 32,
         ),
-        Rule(
-            "{q_rows} query rows in tiles of 8 would read K and V twice", lambda p: p.q_tiles * 8 >= min(p.q_rows, 16) or p.head_dim > 128
-        ),
-        Rule(
-            "form gemm takes codes to shared memory one by one, and is never the fastest beyond 512 tokens",
-            lambda p: p.form == "mma" or p.kv_len <= 512,
-        ),
-        Rule(
-            "two CTAs per multiprocessor lose with less than one head for every other multiprocessor",
-            lambda p: p.ctas_per_sm == 1 or p.batch * p.kv_heads * p.runs(p.q_tiles) > p.processors // 2,
-        ),
-        Rule(
-            "16 warps lose to 12 with more heads than multiprocessors ({processors})",
-            lambda p: p.warps <= 12 or p.batch * p.kv_heads * p.runs(p.q_tiles) <= p.processors,
-        ),
-        Rule(
-            "clusters lose with more than two CTAs, and gain nothing with more heads than CTAs at once",
-            lambda p: p.reduction == "last_cta" or 1 <= p.processors * p.ctas_per_sm // (p.batch * p.kv_heads * p.runs(p.q_tiles)) <= 2,
-        ),
-        Rule(
-            "there are more heads than CTAs at once, and nothing to split",
-            lambda p: p.splits == "automatic" or p.batch * p.kv_heads * p.runs(p.q_tiles) <= p.processors * p.ctas_per_sm,
-        ),
-        Rule(
-            "{batch} sequences of {kv_len} tokens: the model of cost chooses as many as run at once, too",
-            lambda p: (
-                p.splits == "automatic"
-                or p.kv_len <= 4096
-                or p.batch * p.kv_heads < 8
-                or (p.processors * p.ctas_per_sm % (p.batch * p.kv_heads) > 16)
-            ),
-        ),
-        Rule("clusters of one or two CTAs run at once as it is", lambda p: p.splits == "automatic" or p.reduction == "last_cta"),
     ),
 )
 

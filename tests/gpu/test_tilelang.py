@@ -12,57 +12,27 @@ from tests.support.kernel_cases import KernelCase, variant, verify
 pytestmark = pytest.mark.skipif(find_spec("tilelang") is None, reason="TileLang is not installed")
 
 FORMATS = (
-    "k4v4", "k8v8", "k2v2", "k8v4", "k4v2", "k2v8", "k4v4:kg32:vg32", "k2v2:kg64:vg64", "k4v4:sym", "k8v8:sym", "k2v2:sym:vg64",
-    "k4v4:token", "k2v2:token", "k4v4:token:kg32:vg32", "k8v8:token:sym", "k2v2:token:kg64",
-    "k4v4:bf16", "k8v8:bf16:sym", "k2v2:bf16",
-    "k4v4:h32/32", "k8v8:h8/1", "k4v4:h12/2", "k4v4:h16/1", "k2v2:h32/2",
-    "k4v4:d64", "k8v8:d96", "k2v2:d256", "k4v4:d256", "k8v8:d64:token",
+    "k4v4", "k8v8", "k2v2", "k8v4", "k4v2", "k2v8", "k4v4:kg32", "k2v2:kg64", "k4v4:kg512", "k4v4:sym", "k8v8:sym", "k2v2:sym",
+    "k4v4:token", "k2v2:token", "k8v8:token:sym", "k4v4:bf16", "k8v8:bf16:sym", "k2v2:bf16:token",
+    "k4v4:h32/32", "k8v8:h8/1", "k4v4:h12/2", "k4v4:h16/1", "k2v2:h32/2", "k8v4:token:h128/1:d64",
+    "k4v4:d64", "k8v8:d96", "k8v4:token:d32",
     "k4v4:q4", "k2v2:q4:h8/1", "k4v4:q8:h8/4", "k4v4:q3:token", "k8v8:q8:h4/4:bf16",
     "k4v4:page256", "k8v8:page64:kg64", "k2v2:page64:token", "k4v4:q4:page64:kg32",
-    "k16v16", "k16v16:bf16:page64:h16/1", "k16v16:q8:h4/4:d64", "k16v16:d256", "k16v4:d96:vg32", "k4v16:bf16:h16/2",
-    "k8v16:token:window300", "k16v2:q4:cap30",
-    "k4v4:sinks", "k2v2:token:bf16:sinks:q4:h16/1",
-    "k4v4:d160", "k2v4:d192:bf16", "k8v4:token:d32", "k4v4:h32/1", "k8v4:token:h128/1:d64", "k2v2:h64/2:q2", "k4v4:kg512",
-    "k8v8:vchannel:vg128", "k4v4:vchannel:vg32:sym", "k2v2:token:vchannel:vg64:page128", "k16v8:vchannel:vg512:q4:bf16",
-    "k4v4:sink32:local128", "k8v8:token:q4:sink5:local7:rollback8:page128", "k2v2:window300:local40", "k16v4:rollback20:q8:h8/4",
 )  # fmt: skip
-SEEN = (
-    "k4v4:cap50", "k8v8:token:cap30:q4:h32/4", "k2v2:bf16:cap50:window100", "k4v4:window1024:page128", "k4v4:window40:q8:h8/4",
-    "k8v4:token:kg32:vg32:q2:page64:cap30:window64", "k4v4:h16/1:d256:window1000000", "k4v4:d64:cap1000",
-    "k4v4:q4:page128:window200:cap30",
-)  # fmt: skip
-"""Soft caps and sliding windows."""
-SCHEDULES = {
-    "k2v2": (
-        "w8u4s4", "w12u4s4.cl", "w16u2s2", "w16u4s4", "w16u4s4.cl", "w8u4s4c2", "w8u4s4c2.cl", "w4u4s4c2", "w4u2s4c2",
-        "w8u4s4.wave", "n256.w8u4s4",
-    ),
-    "k4v4:sinks:window300": ("w8u2s2.cl", "w4u2s2.gemm"),
-    "k4v4": ("w8u4s4", "w8u4s2", "w8u2s2.cl", "w8u2s2c2", "w12u2s2.cl", "w4u4s4c2.cl"),
-    "k4v4:cap50:window1024": ("w8u2s2.cl", "w8u4s4.wave"),
-    "k4v4:h5/1": ("w8u2s2.noexact",),
-}  # fmt: skip
+SCHEDULES = {"k4v4": ("u2s2c8", "u2s3c4", "u4s2c4", "n256.u4s3c2"), "k8v8": ("u2s2c4", "u1s3c8"), "k2v2:token": ("n32.u1s3c8", "u4s2c8")}
 
 
 def cases(words: tuple[str, ...], schedules: tuple[str, ...] = ("default",), target: str = "sm90") -> list[KernelCase]:
     return [KernelCase(word, schedule, target, "tilelang") for word in words for schedule in schedules]  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("case", cases(FORMATS + SEEN), ids=str)
+@pytest.mark.parametrize("case", cases(FORMATS), ids=str)
 def test_formats_and_shapes_agree_with_the_reference(case: KernelCase) -> None:
     verify(case)
 
 
 @pytest.mark.parametrize("case", [case for words, schedules in SCHEDULES.items() for case in cases((words,), schedules)], ids=str)
 def test_schedules_agree_with_the_reference(case: KernelCase) -> None:
-    verify(case)
-
-
-TILE_LEVEL = ("k4v4", "k8v8:token:page128:h10/2", "k2v2:sym:bf16:q4", "k4v4:q2:cap30:window100")
-
-
-@pytest.mark.parametrize("case", cases(TILE_LEVEL, ("w4u2s2.gemm",)), ids=str)
-def test_the_tile_level_form_agrees_with_the_reference(case: KernelCase) -> None:
     verify(case)
 
 
@@ -74,31 +44,7 @@ def test_older_targets_agree_through_their_ptx(case: KernelCase) -> None:
     verify(case)
 
 
-@pytest.mark.parametrize("schedule", ["default", "w4u2s2.gemm"])
-def test_pages_before_a_window_are_not_read(schedule: str) -> None:
-    """The block table says -1 where no query looks any more, and the memory of these pages is NaN."""
-    kernel = variant(KernelCase("k4v4:q2:page128:window200", schedule, backend="tilelang"))
-    spec = kernel.spec.attention
-    random = torch.Generator("cuda").manual_seed(1)
-    q, k, v = (
-        torch.randn(2, tokens, heads, spec.head_dim, generator=random, device="cuda").to(kernel.dtype)
-        for tokens, heads in ((2, spec.q_heads), (900, spec.kv_heads), (900, spec.kv_heads))
-    )
-    cache = kernel.new_cache(2, 1024, "cuda")
-    kernel.prefill(cache, k, v, [900, 513])
-    want = kernel.attend(q, cache)
-    assert cache.block_table is not None
-    for sequence, length in enumerate((900, 513)):
-        gone = cache.block_table[sequence, : (length - 2 + 1 - 200) // 128]
-        cache.packed[gone.long()] = 255
-        gone.fill_(-1)
-    assert torch.equal(kernel.attend(q, cache), want)
-
-
-PLANNED = (
-    ("k4v4", "default"), ("k2v2:h16/1:q4:page128", "w8u4s4"), ("k8v8:token:cap30:window300:q2", "default"), ("k2v2", "w12u4s4.cl"),
-    ("k4v4:h10/2:page256", "w4u2s2.gemm"), ("k16v16:bf16:q2", "default"),
-)  # fmt: skip
+PLANNED = (("k4v4", "default"), ("k2v2:h16/1:q4:page128", "default"), ("k8v8:token:q2", "u2s2c4"), ("k4v4:h10/2:page256", "u4s2c4"))
 
 
 @pytest.mark.parametrize(("words", "schedule"), PLANNED)

@@ -14,7 +14,6 @@ from tests.support.kernel_cases import KernelCase, variant
 CASES = [
     KernelCase("k4v4:window100"), KernelCase("k8v8:token:bf16:q3:window1000"), KernelCase("k4v4:kg64:window100:q2", "w8u2d2.bulk"),
     KernelCase("k2v2:window300:h8/1"), KernelCase("k4v4:d64:window128:h16/2:cap30"), KernelCase("k16v16:window500"),
-    KernelCase("k4v4:window100:q2", backend="tilelang"), KernelCase("k8v8:token:window700", backend="tilelang"),
 ]  # fmt: skip
 
 

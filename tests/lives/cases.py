@@ -114,8 +114,7 @@ def _quants(operand: str) -> dict[str, Has]:
 
 FEATURES: dict[str, Has] = {
     **{target: lambda c, target=target: c.target == target for target in ("sm80", "sm89", "sm90")},  # type: ignore[misc]
-    "TileLang": _schedule("tilelang", form="mma"),
-    "TileLang, form gemm": _schedule("tilelang", form="gemm"),
+    "TileLang": lambda c: c.schedule.backend == "tilelang",
     **{dtype: lambda c, dtype=dtype: c.spec.attention.dtype == dtype for dtype in ("float16", "bfloat16")},  # type: ignore[misc]
     **_quants("key"),
     **_quants("value"),

@@ -22,8 +22,6 @@ from kvgen.verify.quantize import torch_dtype
 CPU, CUDA, TILELANG = map(get_backend, ("cpu", "cuda", "tilelang"))
 TOKEN_GROUPS = (16, 32, 48, 64, 80, 96, 128, 160, 192, 256, 320, 512)
 LARGEST_SCORE = 30.0
-GEMM = {"form": "gemm", "warps": 4, "stages": 2, "exact_q": True, "reduction": "last_cta"}
-"""What this form of TileLang programs demands."""
 KINDS = ("normal", "normal", "outliers", "ties", "constant", "tiny")
 
 
@@ -65,20 +63,18 @@ def drawn_tilelang_spec(draw: Random) -> KernelSpec:
     """A spec that the TileLang back end supports."""
     while True:
         data = spec_data(draw)
-        attention = data["attention"]
-        dim, heads = draw.choice([64, 64, 96, 128, 128, 32 * draw.randint(1, 8)]), draw.randint(1, 2)
-        q_len = draw.choice([1, 1, 2, draw.randint(1, 8)])
+        dim, heads, q_len = 32 * draw.choice([1, 2, 2, 3, 4, 4]), draw.randint(1, 2), draw.choice([1, 1, 2, draw.randint(1, 8)])
         group = draw.choice([1, 2, 4, 5, 8, draw.randint(1, MAX_Q_ROWS // q_len)])
         data["arch"] = "sm90"
-        attention |= {"head_dim": dim, "kv_heads": heads, "q_heads": heads * group, "q_len": q_len}
-        attention["dtype"] = draw.choice(["float16", "float16", "bfloat16"])
-        data["key"].pop("boost", None)
-        for name in ("key", "value"):
-            per_token = data[name]["axis"] == "token"
-            data[name]["group"] = draw.choice([n for n in (32, 64, 96, 128, dim, dim) if dim % n == 0] if per_token else TILELANG_GROUPS)
-        if data["cache"].get("page"):
-            groups = [data[name]["group"] for name in ("key", "value") if data[name]["axis"] == "channel"]
-            data["cache"]["page"] = max([32, *groups]) * draw.randint(1, 4)
+        data["attention"] |= {"head_dim": dim, "kv_heads": heads, "q_heads": heads * group, "q_len": q_len, "softcap": 0.0, "window": None}
+        data["attention"] |= {"dtype": draw.choice(["float16", "bfloat16"]), "sinks": False}
+        for name, per_channel in (("key", draw.random() < 0.6), ("value", False)):
+            group = draw.choice(TILELANG_GROUPS) if per_channel else dim
+            data[name] = {
+                "bits": draw.choice([2, 4, 8]), "zero": draw.random() < 0.5, "axis": "channel" if per_channel else "token", "group": group,
+            }  # fmt: skip
+        tokens = max(32, data["key"]["group"] if data["key"]["axis"] == "channel" else 32)
+        data["cache"] = {"layout": "paged", "page": tokens * draw.randint(1, 4)} if draw.random() < 0.5 else {}
         with suppress(SpecError):
             spec = load_spec(data)
             if TILELANG.unsupported(spec, "sm90") is None:
@@ -169,11 +165,10 @@ def drawn_gpu_schedule(draw: Random, spec: KernelSpec, target: Target = "sm90", 
 
 
 def drawn_tilelang_schedule(draw: Random, spec: KernelSpec) -> Schedule:
-    """Any schedule that can be lowered, of either form where it takes the spec. Mostly of few warps."""
+    """Any schedule that can be lowered."""
     space = TILELANG.space(spec, "sm90")
     while True:
         chosen = {part: {p.name: draw.choice(p.values) for p in space.parameters if p.part == part} for part in ("layout", "launch")}
-        chosen["launch"] |= {"warps": draw.choice([2, 2, 2, 4, 8, 12, 16])} if draw.random() < 0.6 else GEMM
         schedule = Schedule("tilelang", Params(chosen["layout"]), Params(chosen["launch"]))
         if not space.check(schedule):
             return schedule

@@ -1,6 +1,6 @@
 """Lowering in a process of its own: TileLang aborts on some inputs, may hang, and costs seconds to import.
 
-What was lowered once is kept by request, TileLang's version and this package's source, so that it is had again without TileLang.
+What was lowered once is kept by its sizes, TileLang's version and this package's source, so that it is had again without TileLang.
 """
 
 from __future__ import annotations
@@ -19,22 +19,19 @@ from filelock import FileLock
 
 import kvgen
 from kvgen._resources import user_cache
-from kvgen.arch import GPUS, Target
 from kvgen.children import run
 from kvgen.digest import canonical_json, digest, files_digest
 from kvgen.errors import HOST_REASONS, CompileError, CompilerCrash, HostError, ToolchainMissing, host_errors
 from kvgen.files import read_json
 from kvgen.lower.schedule import Schedule
+from kvgen.lower.tilelang.sizes import sizes_of
 from kvgen.lower.tilelang.support import missing, tilelang_version
-from kvgen.lower.tilelang.traits import make_traits
 from kvgen.spec import KernelSpec
 
-TIMEOUT_S = 240.0
+TIMEOUT_S = 600.0
 MOST_BYTES = 1 << 24
 """Largest size of a kept result, in bytes."""
 LOG_CHARS = 4000
-HOST_PARAMETERS = frozenset({"splits"})
-"""Parameters of a launch that leave the device's program alone."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +41,6 @@ class Program:
     name: str
     text: str
     parameters: tuple[str, ...]
-    shared_bytes: int
 
 
 @dataclass(frozen=True)
@@ -56,49 +52,21 @@ class Lowered:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Lowered:
-        """What the worker answers. Raises KeyError."""
-        programs = (
-            Program(each["name"], each["text"], tuple(each["parameters"]), each["shared_bytes"])
-            for each in (data["static"], data["planned"])
-        )
-        return cls(*programs)
+        """What the worker answers. Raises KeyError and TypeError."""
+        static, planned = (data[name] for name in ("static", "planned"))
+        return cls(*(Program(each["name"], each["text"], tuple(each["parameters"])) for each in (static, planned)))
 
 
-def request_of(spec: KernelSpec, schedule: Schedule, target: Target) -> str:
-    """What `worker` reads: the format, the schedule without what concerns the host alone, and the architecture."""
-    launch = {name: value for name, value in schedule.launch.items() if name not in HOST_PARAMETERS}
-    return canonical_json(
-        {
-            "spec": {**spec.format(), "name": "kernel"},
-            "schedule": {**schedule.to_json(), "launch": launch},
-            "arch": f"sm_{GPUS[target].number}",
-        }
-    )
-
-
-def lower_apart(spec: KernelSpec, schedule: Schedule, target: Target, timeout_s: float = TIMEOUT_S) -> Lowered:
-    """The kernels of a schedule.
+def lower_apart(spec: KernelSpec, schedule: Schedule, timeout_s: float = TIMEOUT_S) -> Lowered:
+    """The kernels of a schedule, which are the same for every target. Processes that want the same ones wait for the one that began.
 
     Raises ToolchainMissing without TileLang, CompileError where it fails, aborts or takes longer than `timeout_s`, HostError where
     the disk fails, CompilerCrash where it is killed.
     """
-    request = request_of(spec, schedule, target)
-    numbers = asdict(make_traits(spec, schedule))  # what programs are built from, of whatever module
-    identity = [request, numbers, tilelang_version(), program_digest(schedule.launch.text("form"))]
+    identity = [asdict(sizes_of(spec, schedule)), tilelang_version(), program_digest()]
     file = user_cache() / "lowered" / f"{digest(identity)}.json"
-    return _read(file) or _lower_once(request, file, timeout_s)
-
-
-@cache
-def program_digest(form: str) -> str:
-    """Digest of the sources that decide what is lowered for a form."""
-    package = Path(__file__).parent
-    pieces = [file for part in sorted({"mma", form}) for file in (package / part).glob("*.py")]
-    return files_digest([package / "traits.py", package / "worker.py", *pieces])
-
-
-def _lower_once(request: str, file: Path, timeout_s: float) -> Lowered:
-    """Lower and keep. Processes that want the same kernels at the same time wait for the one that began."""
+    if kept := _read(file):
+        return kept
     if reason := missing():
         raise ToolchainMissing(reason)
     with host_errors("write", file):
@@ -106,16 +74,31 @@ def _lower_once(request: str, file: Path, timeout_s: float) -> Lowered:
         lock = FileLock(file.with_suffix(".lock"))
         lock.acquire()
     try:
-        kept = _read(file)
-        if kept is None:
-            kept = _run(request, timeout_s)
-            _write(file, kept)
-        return kept
+        if kept := _read(file):
+            return kept
+        text = _run(request_of(spec, schedule), timeout_s)
+        with host_errors("write", file):
+            part = file.with_suffix(".part")  # of the process that holds the lock
+            part.write_text(text)
+            part.replace(file)
+        return Lowered.from_json(json.loads(text))
     finally:
         lock.release()
 
 
-def _run(request: str, timeout_s: float) -> Lowered:
+def request_of(spec: KernelSpec, schedule: Schedule) -> str:
+    """What `worker` reads."""
+    return canonical_json({"spec": {**spec.format(), "name": "kernel"}, "schedule": schedule.to_json()})
+
+
+@cache
+def program_digest() -> str:
+    """Digest of the sources that decide what is lowered."""
+    return files_digest(Path(__file__).parent / name for name in ("program.py", "sizes.py", "worker.py"))
+
+
+def _run(request: str, timeout_s: float) -> str:
+    """The worker's answer."""
     command = [sys.executable, "-m", "kvgen.lower.tilelang.worker"]
     root = str(Path(kvgen.__file__).resolve().parent.parent)
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -133,7 +116,7 @@ def _run(request: str, timeout_s: float) -> Lowered:
         raise HostError(f"TileLang could not work: {reason[0]}")
     if done.returncode:
         raise CompileError(f"TileLang failed with exit status {done.returncode}", done.stderr[-LOG_CHARS:])
-    return Lowered.from_json(json.loads(done.stdout))
+    return done.stdout
 
 
 def _read(file: Path) -> Lowered | None:
@@ -141,14 +124,3 @@ def _read(file: Path) -> Lowered | None:
         return Lowered.from_json(read_json(file, MOST_BYTES))
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def _write(file: Path, lowered: Lowered) -> None:
-    with host_errors("write", file):
-        part = file.with_suffix(f".{os.getpid()}.part")  # of the process that holds the lock
-        try:
-            part.write_text(json.dumps(asdict(lowered)))
-            part.replace(file)
-        except BaseException:
-            part.unlink(missing_ok=True)
-            raise

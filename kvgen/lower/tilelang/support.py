@@ -6,35 +6,49 @@ import re
 from importlib.metadata import PackageNotFoundError, version
 
 from kvgen.extras import install_line
-from kvgen.lower.gpu import GPU_REFUSALS, Refusal, either, narrow_token_group
+from kvgen.lower.gpu import GPU_REFUSALS, Refusal, either
 
 CHANNEL_GROUPS = (32, 64, 128, 256, 512)
-"""Tokens that share params per channel: a KV tile lies within a group."""
+"""Tokens that share K's params per channel: a KV tile lies within a group."""
+MAX_HEAD_DIM = 128
 OLDEST = "0.1.15"
-"""The first TileLang that lowers the programs: older ones neither unroll loops over Python values nor keep what a loop defines."""
+"""The first TileLang that lowers the programs: older ones do not keep what a loop defines."""
 
 REFUSALS: tuple[Refusal, ...] = (
-    Refusal(
-        "head_dims that are no multiple of 32",
-        lambda s: s.attention.head_dim % 32 != 0,
-        "attention.head_dim ({a.head_dim}) is no multiple of 32, which the kernel loads at once",
-    ),
     Refusal(
         "boosted channels",
         lambda s: s.key.boost.fraction > 0,
         "key.boost ({k.boost.fraction:g} of channels in 4 bits): K is read as codes of one width",
     ),
+    Refusal(
+        "K or V of 16 bits",
+        lambda s: not (s.key.quantized and s.value.quantized),
+        "key.bits ({k.bits}) and value.bits ({v.bits}) must be 8, 4 or 2: the program expands codes",
+    ),
     *GPU_REFUSALS,
     Refusal(
-        "groups of channels that are no multiple of 32",
-        lambda s: narrow_token_group(s.key, 32) or narrow_token_group(s.value, 32),
-        "key.group ({k.group}) and value.group ({v.group}) must be multiples of 32 channels where the axis is token, because a matrix "
-        "instruction takes 16 channels out of each run of 32",
+        f"head_dims other than 32, 64, 96 and {MAX_HEAD_DIM}",
+        lambda s: s.attention.head_dim % 32 != 0 or s.attention.head_dim > MAX_HEAD_DIM,
+        f"attention.head_dim ({{a.head_dim}}) is no multiple of 32 up to {MAX_HEAD_DIM}: a warp holds the output of whole query rows",
     ),
     Refusal(
-        f"params per channel in groups other than {either(CHANNEL_GROUPS)} tokens",
-        lambda s: any(op.per_channel and op.group not in CHANNEL_GROUPS for op in (s.key, s.value)),
-        f"where the axis is channel, key.group ({{k.group}}) and value.group ({{v.group}}) must be {either(CHANNEL_GROUPS)} tokens",
+        "several scales per token",
+        lambda s: any(op.axis == "token" and op.group != s.attention.head_dim for op in (s.key, s.value)),
+        "key.group ({k.group}) and value.group ({v.group}) must be head_dim where the axis is token: a token has one scale",
+    ),
+    Refusal("V per channel", lambda s: s.value.per_channel, "value.axis is channel, and weights take one scale per token"),
+    Refusal(
+        f"K per channel in groups other than {either(CHANNEL_GROUPS)} tokens",
+        lambda s: s.key.per_channel and s.key.group not in CHANNEL_GROUPS,
+        f"where the axis is channel, key.group ({{k.group}}) must be {either(CHANNEL_GROUPS)} tokens",
+    ),
+    Refusal("soft caps", lambda s: bool(s.attention.softcap), "attention.softcap ({a.softcap:g}): scores are taken as they are"),
+    Refusal("sliding windows", lambda s: s.attention.window is not None, "attention.window ({a.window}): all cached tokens are read"),
+    Refusal("learned sinks", lambda s: s.attention.sinks, "attention.sinks: the denominator has no logit of its own"),
+    Refusal(
+        "sink, local and rollback tokens",
+        lambda s: s.cache.sink + s.cache.local + s.cache.rollback > 0,
+        "cache.sink ({c.sink}), cache.local ({c.local}) and cache.rollback ({c.rollback}) must be 0: the residual is the block that fills",
     ),
     Refusal(
         "pages that are no multiple of 32 tokens",

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import sys
-from dataclasses import replace
 from typing import Any
 
 from kvgen.lower.schedule import Schedule
-from kvgen.lower.tilelang.traits import Traits, make_traits
+from kvgen.lower.tilelang.sizes import Sizes, sizes_of
 from kvgen.spec import KernelSpec
 
+ARCH = "sm_80"
+"""The programs use nothing that came later; nvcc compiles them for the target."""
 PASSES = {
     "tl.disable_thread_storage_sync": True,  # the program places every barrier itself
     "tl.disable_safe_memory_legalize": True,  # and every bound: extents are run-time numbers
@@ -23,22 +23,19 @@ PASSES = {
 KERNEL = 'extern "C" __global__'
 
 
-def lower(traits: Traits, form: str, arch: str) -> dict[str, Any]:
-    """Run TileLang for both programs; `arch` is a compiler's name of an architecture (`sm_90a`).
+def lower(sizes: Sizes) -> dict[str, Any]:
+    """Run TileLang for both programs."""
+    from kvgen.lower.tilelang.program import program
 
-    The splits of a plan are no cluster: a worker has work tiles of many cells.
-    """
-    program = importlib.import_module(f"kvgen.lower.tilelang.{form}.program").program
-    static = lower_program(program(traits, planned=False), "attend_static", arch)
-    return {"static": static, "planned": lower_program(program(replace(traits, cluster=False), planned=True), "attend_planned", arch)}
+    return {name: lower_program(program(sizes, planned=name == "planned"), f"attend_{name}") for name in ("static", "planned")}
 
 
-def lower_program(program: Any, name: str, arch: str) -> dict[str, Any]:
+def lower_program(program: Any, name: str) -> dict[str, Any]:
     """`text` is the generated kernel without TileLang's includes."""
     import tilelang
     from tvm.target import Target
 
-    cuda = Target({"kind": "cuda", "arch": arch})
+    cuda = Target({"kind": "cuda", "arch": ARCH})
     with tilelang.tvm.transform.PassContext(opt_level=3, config=PASSES), cuda:
         artifact = tilelang.lower(program.with_attr("global_symbol", name), target=cuda)
     (function,) = artifact.device_mod.functions.values()
@@ -47,7 +44,6 @@ def lower_program(program: Any, name: str, arch: str) -> dict[str, Any]:
         "name": str(function.attrs["global_symbol"]),
         "text": text[text.index(KERNEL) :].rstrip() + "\n",
         "parameters": [str(parameter.name) for parameter in function.params],
-        "shared_bytes": int(function.attrs["dyn_shared_memory_buf"]),
     }
 
 
@@ -56,10 +52,9 @@ def main() -> None:
     answer_to = os.dup(1)
     os.dup2(2, 1)
     request = json.load(sys.stdin)
-    schedule = Schedule.from_json(request["schedule"])
-    traits = make_traits(KernelSpec(**request["spec"]), schedule)
+    sizes = sizes_of(KernelSpec(**request["spec"]), Schedule.from_json(request["schedule"]))
     with os.fdopen(answer_to, "w") as answer:
-        json.dump(lower(traits, schedule.launch.text("form"), request["arch"]), answer)
+        json.dump(lower(sizes), answer)
 
 
 if __name__ == "__main__":

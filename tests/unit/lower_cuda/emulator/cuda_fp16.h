@@ -7,6 +7,7 @@ struct __half {
   __half() = default;
   __half(_Float16 value) : x(value) {}
   explicit __half(float value) : x(static_cast<_Float16>(value)) {}
+  explicit operator float() const { return static_cast<float>(x); }
 };
 struct KVGEN_VECTOR(4) __half2 { __half x, y; };
 

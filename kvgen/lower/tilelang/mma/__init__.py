@@ -1,1 +1,0 @@
-"""Form "mma": every warp works by itself, and issues matrix instructions on fragments as they lie in its ring."""
