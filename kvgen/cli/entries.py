@@ -75,7 +75,8 @@ def show(
         print_json({**data, "sources": [rendered.text for rendered in entry.sources]} if source else data)
     elif source:
         for index, (launch, rendered) in enumerate(zip(entry.launches, entry.sources, strict=True)):
-            typer.echo(f"// launch {index}: {launch.backend} {launch.params}\n{rendered.text}")
+            print_line(f"// launch {index}: {launch.backend} {launch.params}")
+            typer.echo(rendered.text)
     else:
         _print_entry(entry, one)
 

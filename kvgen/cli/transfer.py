@@ -12,7 +12,7 @@ import typer
 from kvgen import arch as archs
 from kvgen.cli.app import app
 from kvgen.cli.options import Json, Keys, require_good, require_keys, resolve_spec
-from kvgen.cli.output import print_json
+from kvgen.cli.output import print_json, print_line
 
 if TYPE_CHECKING:
     from kvgen.registry.archive import ArchiveContents
@@ -39,7 +39,7 @@ def report(
     import json
 
     from kvgen import results
-    from kvgen.errors import host_errors
+    from kvgen.errors import host_errors, printable
     from kvgen.files import write_whole
     from kvgen.registry import stores
     from kvgen.results.page import render
@@ -52,7 +52,7 @@ def report(
     chosen = [one for one in every if not keys or one.key.startswith(tuple(keys))]
     for one in chosen:
         if one.entry is None:
-            typer.echo(f"left out: {one.label}: {one.problem}", err=True)
+            typer.echo(printable(f"left out: {one.label}: {one.problem}"), err=True)
     entries = {one.key: one.entry for one in chosen if one.entry is not None}
     if as_json:
         print_json([
@@ -140,4 +140,4 @@ def _tell(contents: ArchiveContents, done: str, *, as_json: bool) -> None:
     for machine in contents.origins:
         typer.echo(f"modules (native code) compiled on: {machine}")
     for reason in contents.left_out:
-        typer.echo(f"left out: {reason}")
+        print_line(f"left out: {reason}")

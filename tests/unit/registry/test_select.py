@@ -35,16 +35,6 @@ def test_exact(store, make_entry, spec):
     assert (selection.how, selection.entry, selection.cautions) == ("exact", entry, ())
 
 
-def test_nearest_workload(store, make_entry, spec):
-    near, far = make_entry(((2, 4096),)), make_entry(((64, 512),))
-    store.put(near)
-    store.put(far)
-    selection = _select(spec, store)
-    assert (selection.how, selection.entry) == ("nearest", near)
-    assert any("2.0 doublings" in line for line in selection.why)
-    assert any("9.0 doublings" in line for line in selection.why)
-
-
 @pytest.mark.parametrize("wanted", [(64, 1024), (256, 2048), (16, 4096), (4, 8192), (1, 100)])
 def test_the_entry_is_the_one_at_the_least_distance(store, make_entry, spec, wanted):
     entries = [make_entry((shape,)) for shape in ((1, 4096), (1, 32768), (8, 32768), (32, 8192))]
@@ -74,46 +64,6 @@ def test_of_entries_that_cover_a_spec_the_one_of_the_fewest_other_workloads_serv
         assert (selection.how, selection.entry) == ("exact", own)
         assert any(line.endswith("not needed: it was tuned for more other workloads") for line in selection.why)
     assert _select(_wanting(spec, (8, 32768), (64, 512)), store).entry == whole
-
-
-def test_the_first_store_outranks_an_entry_of_fewer_other_workloads(store, make_entry, spec, tmp_path):
-    whole, own = make_entry(((1, 4096), (8, 32768))), make_entry(((8, 32768),))
-    other = Store(tmp_path / "other", "packaged")
-    store.put(whole)
-    other.put(own)
-    assert _select(_wanting(spec, (8, 32768)), store, other).entry == whole
-
-
-def test_nothing_registered_means_the_default(store, spec):
-    selection = _select(spec, store)
-    assert (selection.how, selection.entry) == ("default", None)
-    assert any("nothing for this format" in line for line in selection.why)
-    assert selection.why[-1] == "no entry is left: the default schedules of the cpu back end"
-    assert selection.refusals == ()
-
-
-def test_without_an_entry_the_first_back_end_that_supports_the_spec_gives_the_default(store, spec, monkeypatch):
-    reasons = {"cuda": "it refuses all", "tilelang": None, "cpu": "never asked"}
-
-    class Fake:
-        targets = ("sm90",)
-
-        def __init__(self, name: str) -> None:
-            self.name = name
-
-        def unsupported(self, spec, target):
-            return reasons[self.name]
-
-        def missing(self):
-            return None
-
-        def defaults(self, spec, target):
-            return ()
-
-    monkeypatch.setattr(backends, "get_backend", Fake)
-    selection = select(spec, "sm90", stores=[store], device=HERE)
-    assert (selection.how, selection.refusals) == ("default", ())
-    assert selection.why[-1] == "no entry is left: the default schedules of the tilelang back end"
 
 
 def test_no_back_end_means_none_with_the_reasons_of_those_for_the_target(store, spec, monkeypatch):
@@ -146,20 +96,6 @@ def test_an_entry_of_another_device_must_fit_this_one(store, make_entry, spec):
     selection = _select(spec, store)
     assert selection.entry is None
     assert any("not for this machine: tile = 16 is not one of 1, 2" in line for line in selection.why)
-
-
-def test_a_schedule_fits_that_hints_alone_leave_out(store, make_entry, spec):
-    entry = make_entry(workloads=((1, 64),), device="Other CPU", launch=77)
-    store.put(entry)
-    assert _select(entry.spec, store).how == "exact"
-
-
-def test_a_back_end_that_refuses_an_entry_of_another_device_is_a_miss(store, make_entry):
-    entry = make_entry(device="Other CPU", spec={"attention": {"q_heads": 4, "kv_heads": 2, "head_dim": 64, "sinks": True}})
-    store.put(entry)
-    selection = _select(entry.spec, store)
-    assert selection.entry is None
-    assert any("the cpu back end does not support it: it refuses sinks" in line for line in selection.why)
 
 
 def test_every_launch_must_fit_its_own_back_ends_space(store, make_entry, spec):
@@ -220,12 +156,6 @@ def test_a_store_that_cannot_be_read_is_passed_over_with_a_caution(tmp_path, sto
     assert answer.how == "exact"
     assert answer.why[0].startswith("site: passed over: cannot list ")
     assert "the site registry was passed over: cannot list" in answer.cautions[0]
-
-
-def test_one_workload_may_be_asked_for(store, make_entry, spec):
-    store.put(make_entry(((1, 4096), (1, 32768))))
-    hows = [_select(spec, store, workload=Workload(batch=batch, kv_len=32768)).how for batch in (1, 4)]
-    assert hows == ["exact", "nearest"]
 
 
 def test_damage_is_told(store, make_entry, spec):

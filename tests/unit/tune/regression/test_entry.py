@@ -61,22 +61,6 @@ def test_a_back_end_that_refuses_the_entry_now_regresses(place: Place):
     assert checked.renewed is None, "accepting cannot bring it back"
 
 
-def test_a_schedule_that_left_the_search_space_regresses(place: Place):
-    place.later(blocks=(4096,))
-    checked = place.check()
-    assert checked.verdict == "regressed"
-    assert "block" in checked.reason
-    assert checked.renewed is None
-
-
-def test_a_changed_layout_id_regresses(place: Place):
-    place.entry = replace(place.entry, layout_id="0123456789abcdef")
-    checked = place.check()
-    assert checked.verdict == "regressed"
-    assert "another version of the packed layout" in checked.reason
-    assert checked.renewed is None
-
-
 def rendering(place: Place, error: Exception) -> None:
     """Let every launch of the entry raise an exception when it is rendered."""
 
@@ -138,11 +122,6 @@ def test_a_failure_of_this_machine_is_no_regression(place: Place, error: Excepti
     assert (checked.verdict, checked.environment) == ("unable", True)
     assert str(error) in checked.reason
     assert checked.renewed is None
-
-
-def test_a_disk_that_is_full_while_rendering_is_no_regression(place: Place):
-    rendering(place, OSError(errno.ENOSPC, "No space left on device"))
-    assert (place.check().verdict, place.check().environment) == ("unable", True)
 
 
 def test_a_back_end_whose_library_is_missing_is_no_regression(place: Place):
