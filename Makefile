@@ -1,7 +1,6 @@
 # make demo   tune Llama-3.1-8B's int4 KV cache for this machine and show it beside torch
 # make test   lint, then all tests (what .ci/run calls)
 # make test-oldest   all tests with the oldest release of every package that kvgen takes, in an environment of its own
-# make cuda-covering   compile the whole covering set of CUDA variants (needs nvcc, no GPU)
 # make lint   style, types and import rules
 # make docs   refresh what the documents take from the code
 #
@@ -26,7 +25,7 @@ HEADERS := $(shell find templates -name '*.cuh' -o -name '*.hpp')
 # `python -m` puts this checkout first, so a shared environment runs these sources and no other's.
 KVGEN  := $(BIN)/python -m kvgen
 
-.PHONY: demo test tests test-oldest cuda-covering lint format docs check clean
+.PHONY: demo test tests test-oldest lint format docs check clean
 
 demo: $(SETUP)
 	$(KVGEN) build $(SPEC) --budget $(BUDGET)
@@ -39,9 +38,6 @@ tests: $(SETUP)
 
 test-oldest:
 	$(MAKE) tests VENV=$(VENV)-oldest CONSTRAINTS=$(OLDEST) EXTRAS=dev
-
-cuda-covering: $(SETUP)
-	KVGEN_COVERING=whole $(BIN)/python -m pytest tests/unit/lower_cuda/test_compile.py tests/unit/lower_cuda/test_pack_compile.py
 
 lint: $(SETUP)
 	$(BIN)/python -m ruff check .
