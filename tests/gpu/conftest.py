@@ -11,7 +11,6 @@ import pytest
 import torch
 from filelock import FileLock
 
-from kvgen.verify import reads
 from tests.support.kernel_cases import Compilation, KernelCase
 
 HERE = Path(__file__).parent
@@ -28,12 +27,6 @@ def pytest_xdist_auto_num_workers() -> int | None:
     if not torch.cuda.is_available():
         return None
     return max(1, min(len(os.sched_getaffinity(0)), torch.cuda.mem_get_info()[1] // WORKER_BYTES))
-
-
-def pytest_configure() -> None:
-    """Workers side by side share the GPU's memory: one keeps no filled caches for its next test, which mostly is of another format."""
-    if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
-        reads.KEPT_BYTES["cuda"] = 0
 
 
 @pytest.fixture(autouse=True)
