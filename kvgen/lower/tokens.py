@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 
@@ -24,21 +24,23 @@ _TOKEN = re.compile(
 )
 
 
-def tokens(text: str) -> Iterator[str]:
+def tokens(text: str) -> list[str]:
     """Tokens of C++, with a newline after each preprocessor directive."""
+    listed: list[str] = []
     first, directive = True, False  # on its line; within a directive
     for found in _TOKEN.finditer(text):
         if found.lastgroup == "skip":
             continue
         if found.lastgroup == "newline":
             if directive:
-                yield "\n"
+                listed.append("\n")
             first, directive = True, False
             continue
         token = found[0]
         directive |= first and token[0] == "#"
         first = False
-        yield "".join(token.split()) if found.lastgroup == "define" else token
+        listed.append("".join(token.split()) if found.lastgroup == "define" else token)
+    return listed
 
 
 def tokens_digest(text: str) -> str:

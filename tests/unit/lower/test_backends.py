@@ -20,10 +20,6 @@ def test_the_cpu_back_end_is_always_there_and_serves_the_cpu() -> None:
     assert "cpu" not in backends.missing_backends()
 
 
-def test_a_back_end_can_be_asked_for_twice() -> None:
-    assert type(backends.get_backend("cpu")) is type(backends.get_backend("cpu"))
-
-
 def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
     with pytest.raises(KvgenError, match="there is no back end 'metal': choose from cuda, tilelang, cpu"):
         backends.get_backend("metal")

@@ -1,19 +1,18 @@
-"""A few random lives of the long checks `python -m tests.lives.cpu`, `emulated`, `tilelang`, `matrix`, and what their generators draw."""
+"""A few random lives of the long checks `python -m tests.lives.cpu`, `emulated`, `gpu`, `tilelang`, `matrix`."""
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
 from random import Random
 
 import pytest
 import torch
 
-from kvgen.arch import GPUS
-from kvgen.lower.backend import get_backend
-from kvgen.spec import KernelSpec, load_spec
+from kvgen.runtime.variant import Variant
 from kvgen.verify import matrix as reference
-from tests.lives import cpu, emulated, matrix, tilelang
-from tests.lives.drawn import drawn_tilelang_schedule, drawn_tilelang_spec, spec_data
-from tests.lives.drawn_matrix import KINDS, drawn_matrix, drawn_matrix_schedule, drawn_matrix_spec, drawn_rows, drawn_scales, drawn_shape
+from tests.lives import cpu, emulated, gpu, matrix, tilelang
+from tests.lives.cases import LifeCase, drawn_cpu_case
 from tests.support.tilelang import needs_tilelang
 
 
@@ -65,66 +64,17 @@ def test_lives_of_a_matrix_find_what_is_wrong(wrong: str) -> None:
     assert bool(found) == bool(wrong)
 
 
-def test_every_kind_of_matrix_is_drawn() -> None:
-    draw = Random(0)
-    specs = [drawn_matrix_spec(draw) for _ in range(400)]
-    assert {(spec.operation, spec.matrix.dtype, target) for spec, target in specs} == {
-        (operation, dtype, target)
-        for operation in ("quantize", "dequantize")
-        for dtype in ("float32", "float16", "bfloat16")
-        for target in ("cpu", *GPUS)
-    }
-    for target in ("cpu", "cuda"):
-        launches = [drawn_matrix_schedule(draw, spec, of).launch for spec, of in specs if (of == "cpu") == (target == "cpu")]
-        space = get_backend(target).space(*next(pair for pair in specs if (pair[1] == "cpu") == (target == "cpu")))
-        assert all({launch[p.name] for launch in launches} == set(p.values) for p in space.parameters)
-    shapes = {drawn_shape(draw, 3000, 1) for _ in range(200)}
-    assert {tokens for tokens, _ in shapes} >= {0, 1, 2}
-    assert any(tokens * channels > 2000 for tokens, channels in shapes)
-    for kind in KINDS:
-        data = [drawn_matrix(draw, kind, *drawn_shape(draw, 500, 1), dtype) for dtype in (torch.float32, torch.float16) for _ in range(40)]
-        strides = {(x.view.stride(0) > x.view.shape[1]) - (x.view.stride(0) < x.view.shape[1]) for x in (drawn_rows(draw, y) for y in data)}
-        assert strides == {-1, 0, 1}
-        assert all(bool(x.isfinite().all() and drawn_scales(draw, x).isfinite().all()) for x in data)
+class OtherCap(LifeCase):
+    """A module that is told to be of another soft cap than it is."""
+
+    def compiled(self) -> Variant:
+        told = replace(self.spec, attention=replace(self.spec.attention, softcap=0.01))
+        return Variant(told, self.layout, super().compiled().module)
 
 
-def test_every_kind_of_tilelang_program_is_drawn() -> None:
-    draw = Random(0)
-    specs = [drawn_tilelang_spec(draw) for _ in range(150)]
-    launches = [drawn_tilelang_schedule(draw, spec).launch for spec in specs]
-    assert {spec.attention.head_dim for spec in specs} == {32, 64, 96, 128}
-    assert {spec.key.bits for spec in specs} == {spec.value.bits for spec in specs} == {2, 4, 8}
-    assert {spec.key.axis for spec in specs} == {"channel", "token"}
-    assert {bool(spec.cache.page) for spec in specs} == {False, True}
-    space = get_backend("tilelang").space(specs[0], "sm90")
-    for parameter in space.parameters:
-        if parameter.part == "launch":
-            assert {launch[parameter.name] for launch in launches} == set(parameter.values)
-
-
-def test_every_kind_of_value_is_drawn() -> None:
-    """A value that is never drawn is never tested."""
-    draw = Random(0)
-    specs = [load_spec(spec_data(draw)) for _ in range(600)]
-    assert all(isinstance(spec, KernelSpec) for spec in specs)
-
-    def drawn(section: str, field: str) -> set[object]:
-        return {getattr(getattr(spec, section), field) for spec in specs}
-
-    assert drawn("attention", "dtype") == {"float16", "bfloat16", "float32"}
-    assert drawn("attention", "sinks") == drawn("key", "zero") == drawn("value", "zero") == {False, True}
-    for operand in ("key", "value"):
-        assert drawn(operand, "bits") == {2, 4, 8, 16}
-        assert {(getattr(spec, operand).axis, getattr(spec, operand).group) for spec in specs} >= {
-            ("channel", 16),
-            ("channel", 512),
-            ("token", 1),
-        }
-    assert {spec.key.boost.select for spec in specs if spec.key.boost.fraction} == {"mean_abs", "range", "static"}
-    assert {16 * n for n in range(1, 17)} < drawn("attention", "head_dim")
-    assert max(dim for dim in drawn("attention", "head_dim") if isinstance(dim, int)) > 256
-    assert {None, 1} < drawn("attention", "window")
-    assert {None, 16} < drawn("cache", "page")
-    assert all(len(drawn("cache", part)) > 10 for part in ("sink", "local", "rollback"))
-    assert any(spec.attention.window and spec.cache.local and spec.cache.rollback and not spec.cache.page for spec in specs)
-    assert any(spec.attention.group * spec.attention.q_len > 128 for spec in specs)
+def test_a_wrong_module_is_found() -> None:
+    case = drawn_cpu_case(Random(0))
+    lives = gpu.Lives(OtherCap(case.spec, case.schedule, case.target), 0, 0, range(3), time.time() + 600)
+    found = [given for given in lives.run() if isinstance(given, gpu.Lived)]
+    assert len(found) == 3
+    assert any(lived.failure and "output" in lived.failure for lived in found)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import pickle
 import re
 import subprocess
 from pathlib import Path
@@ -120,15 +119,6 @@ def test_calls_allocate_what_is_not_given_and_refuse_what_does_not_fit() -> None
             call()
 
 
-def test_scales_are_float32_whatever_torchs_default_is() -> None:
-    variant, x = cpu_matrix(), torch.ones(3, 4)
-    torch.set_default_dtype(torch.bfloat16)
-    try:
-        assert variant.scales(x).dtype == torch.float32
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-
 def test_what_a_call_writes_must_not_be_what_it_reads() -> None:
     module = cpu_matrix().module
     memory = torch.zeros(64, 64)
@@ -149,14 +139,6 @@ def test_each_module_has_threads_of_its_own() -> None:
     symbols = subprocess.run(["nm", "-D", str(cpu_matrix().module.path)], capture_output=True, text=True, check=True).stdout
     assert "__tvm_ffi_quantize" in symbols
     assert not re.findall(r"^\S+ [uVB] .*", symbols, re.MULTILINE)
-
-
-def test_a_module_survives_copies_and_pickles() -> None:
-    variant, x = cpu_matrix(), torch.ones(3, 4)
-    again = pickle.loads(pickle.dumps(variant.module))
-    out = torch.empty(4)
-    again.scales(x, out)
-    assert torch.equal(out, variant.scales(x))
 
 
 def test_what_divides_nothing_has_no_quotient_to_refine() -> None:

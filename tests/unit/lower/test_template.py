@@ -8,7 +8,7 @@ import pytest
 
 from kvgen._resources import root
 from kvgen.errors import KvgenError
-from kvgen.lower.template import cpp_literal, reached_headers, render
+from kvgen.lower.template import reached_headers, render
 
 TEMPLATE = """\
 int first;
@@ -66,10 +66,6 @@ def test_an_undefined_name_is_refused_by_name(folder: Path) -> None:
         render("a.cpp.jinja", group_size=4)
     with pytest.raises(KvgenError, match=r"missing\.jinja"):
         render("missing.jinja")
-
-
-def test_literals() -> None:
-    assert [cpp_literal(x) for x in (True, False, 3, 0.5, 30.0)] == ["true", "false", "3", "0.5f", "30.0f"]
 
 
 def test_headers_are_followed_through_includes(tmp_path: Path) -> None:
