@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from kvgen.spec import AttentionSpec
+if TYPE_CHECKING:
+    from kvgen.spec import AttentionSpec  # an exported kernel copies this module, and has no spec package
 
 
 @dataclass(frozen=True)
