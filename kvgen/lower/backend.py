@@ -26,6 +26,10 @@ FUNCTIONS = ("advance", "attend", "crop", "decode", "pack", "plan", "plan_size",
 """What a compiled module exports and the runtime calls; `docs/abi.md` lists their arguments."""
 MATRIX_FUNCTIONS = ("dequantize", "quantize", "scales")
 """Functions of a module of operations on a matrix."""
+CPU_FLAGS = ("-fopenmp", "-Wno-psabi", "-fvisibility=hidden", "-fvisibility-inlines-hidden")
+"""Compiler flags of C++ beyond the toolchain's own. Only the exported functions are visible, so no vector crosses a library border, and
+modules share no inline variable: the linker would merge those of all modules of a process.
+"""
 
 S = TypeVar("S", contravariant=True)
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from kvgen._resources import templates
 from kvgen.arch import GPUS, Target
-from kvgen.lower import flags
-from kvgen.lower.backend import MATRIX_FUNCTIONS, Language, Lowering, Source
+from kvgen.lower.backend import CPU_FLAGS, MATRIX_FUNCTIONS, Language, Lowering, Source
 from kvgen.lower.gpu import wrong_target
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.lower.space import SearchSpace
@@ -98,6 +97,6 @@ CPU = MatrixLowering(
     "c++",
     {"float32": "float", "float16": "kvgen::Half", "bfloat16": "kvgen::Bfloat"},
     lambda _: Params(rows=64, channels_per_tile=2048),  # whatever the shape
-    flags.CPU,
+    CPU_FLAGS,
 )
 """Tiles of rows and channels over OpenMP threads; the compiler vectorizes the loops."""

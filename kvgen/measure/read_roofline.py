@@ -17,8 +17,7 @@ import torch
 
 from kvgen import _resources
 from kvgen.arch import Target, device_type
-from kvgen.lower import flags
-from kvgen.lower.backend import Source
+from kvgen.lower.backend import CPU_FLAGS, Source
 from kvgen.measure.device import cold_bytes
 from kvgen.measure.measurement import TimingPolicy
 from kvgen.measure.timer import timer_for
@@ -38,7 +37,7 @@ def source(target: Target) -> Source:
     cpu = target == "cpu"
     text = render("cpu/read.cpp.jinja" if cpu else "cuda/read.cu.jinja", target=target)
     include = tuple(_resources.templates() / folder / "include" for folder in ("cpu" if cpu else "cuda", "common"))
-    return Source(text, "c++" if cpu else "cuda", target, include, flags.CPU if cpu else (), reached_headers(text, include), READS[:1])
+    return Source(text, "c++" if cpu else "cuda", target, include, CPU_FLAGS if cpu else (), reached_headers(text, include), READS[:1])
 
 
 class ReadRoofline:

@@ -11,8 +11,7 @@ from kvgen.format.codecs import codec_of
 from kvgen.format.constants import constants_of
 from kvgen.format.layout import BOOST_CHANNELS
 from kvgen.format.sizes import block_multiple, usual_block
-from kvgen.lower import flags
-from kvgen.lower.backend import FUNCTIONS, Lowering, Source
+from kvgen.lower.backend import CPU_FLAGS, FUNCTIONS, Lowering, Source
 from kvgen.lower.modifier import modifier_of
 from kvgen.lower.schedule import Params, Schedule, layout_of
 from kvgen.lower.space import SearchSpace, spec_facts
@@ -82,7 +81,7 @@ class CpuBackend(Lowering[KernelSpec]):
         self.require_schedule(spec, schedule, target)
         text = render(TEMPLATE, **self._context(spec, schedule))
         include = (templates() / "cpu" / "include", templates() / "common" / "include")
-        return Source(text, "c++", target, include, flags.CPU, reached_headers(text, include), FUNCTIONS)
+        return Source(text, "c++", target, include, CPU_FLAGS, reached_headers(text, include), FUNCTIONS)
 
     def tiling(self, spec: KernelSpec, schedule: Schedule, target: Target) -> Tiling:
         """Threads take splits one after the other: the time follows the tokens of all heads, whatever the schedule."""

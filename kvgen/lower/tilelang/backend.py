@@ -10,7 +10,6 @@ from kvgen.arch import GPUS, Target
 from kvgen.format.constants import constants
 from kvgen.format.layout import packed_layout
 from kvgen.format.residual import ResidualRows
-from kvgen.lower import flags
 from kvgen.lower.backend import FUNCTIONS, Lowering, Source
 from kvgen.lower.gpu import gpu_facts, pack_memory, plain_schedule, preferred_block, refused, tiling_of
 from kvgen.lower.schedule import Params, Schedule
@@ -23,6 +22,7 @@ from kvgen.spec import KernelSpec
 from kvgen.spec.dispatch import Tiling
 
 NAME = "tilelang"
+FLAGS = ("-diag-suppress=550",)
 LAUNCHES = ((128, 2, 6), (64, 2, 8), (64, 2, 4), (32, 2, 8), (64, 2, 2), (32, 2, 4), (32, 2, 2))
 """(kv_tile, stages, ctas_per_sm) by preference."""
 RING_BYTES = 32 * 1024
@@ -104,4 +104,4 @@ def source(sizes: Sizes, programs: Lowered, target: Target) -> Source:
         overlap=GPUS[target].dependent_launch,
     )
     include = tuple(templates() / part / "include" for part in ("tilelang", "cuda", "common"))
-    return Source(text, "cuda", target, include, flags.TILELANG, reached_headers(text, include), FUNCTIONS)
+    return Source(text, "cuda", target, include, FLAGS, reached_headers(text, include), FUNCTIONS)

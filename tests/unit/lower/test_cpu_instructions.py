@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from kvgen._resources import templates
-from kvgen.lower import flags
-from kvgen.lower.backend import get_backend
+from kvgen.lower.backend import CPU_FLAGS, get_backend
 from kvgen.lower.schedule import Params, Schedule, layout_of
 from kvgen.runtime.module import load
 from kvgen.runtime.variant import Variant
@@ -73,7 +72,7 @@ def test_vectors_stay_in_registers(level: str, tmp_path: Path) -> None:
     command = [
         str(compiler.path),
         *CXX_FLAGS,
-        *flags.CPU,
+        *CPU_FLAGS,
         f"-march={level}",
         f"-I{templates() / 'cpu' / 'include'}",
         "-S",
