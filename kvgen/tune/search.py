@@ -86,7 +86,7 @@ class Search:
         starters = [layout for layout in ranked if exhaustive or away[layout] <= second][: None if exhaustive else STARTERS]
         self._alive, self._waiting = starters, [layout for layout in ranked if layout not in starters]
         self._leader = starters[0] if starters else None
-        self._quota, self._all_backends = 1, exhaustive
+        self._quota, self._all_backends = math.inf if exhaustive else 1, exhaustive
         self._first: deque[Candidate] = deque()
         self._pending: set[Key] = set()
         self._elsewhere: dict[Key, Candidate] = {}
