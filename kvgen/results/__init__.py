@@ -49,7 +49,7 @@ def entries(found: list[Found] | None = None) -> pd.DataFrame:
         about |= {"device": str(entry.device.get("name", "")), "date": str(entry.provenance.get("date", ""))[:10]}
         for work, launch in entry.tuned:
             timing, rival = entry.timing(work), entry.rival(work)
-            row = {**about, "backend": launch.backend, "workload": work.key, "launch": str(launch.params)}
+            row: dict[str, Any] = {**about, "backend": launch.backend, "workload": work.key, "launch": str(launch.params)}
             if timing is not None:
                 row |= {"us": timing.us, "default_us": timing.default_us, "read_us": timing.read_us, "read_fraction": timing.read_fraction}
                 row |= {"watts": timing.watts, "clock_mhz": timing.clock_mhz}
@@ -182,10 +182,10 @@ def _studies(key: str, cache: ArtifactCache | None) -> list[tuple[Any, list[tupl
     journal = (cache or ArtifactCache()).root / "studies" / f"{key}.journal"
     if not journal.exists():
         return []
-    storage, latest = open_journal(journal), {}
+    storage, latest = open_journal(journal), dict[tuple[str, str], tuple[Any, list[tuple[Any, Any]]]]()
     for name in optuna.get_all_study_names(storage):
         study = optuna.load_study(study_name=name, storage=storage)
-        finished = [trial for trial in study.get_trials(deepcopy=False) if RECORD in trial.user_attrs]
+        finished: list[Any] = [trial for trial in study.get_trials(deepcopy=False) if RECORD in trial.user_attrs]
         finished.sort(key=lambda trial: trial.datetime_complete)
         try:
             measured = [(trial.datetime_complete, Measurement.from_json(trial.user_attrs[RECORD])) for trial in finished]

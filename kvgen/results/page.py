@@ -122,8 +122,8 @@ def _figure(height: float) -> tuple[Figure, Any]:
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    ink = dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK)
-    with mpl.rc_context({"font.size": 8, "font.family": "sans-serif", **ink}):
+    ink: Any = dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK)
+    with mpl.rc_context({**ink, "font.size": 8, "font.family": "sans-serif"}):
         figure = Figure(figsize=(4.2, height), layout="constrained")
         return figure, figure.subplots()
 
