@@ -7,22 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
-from kvgen.arch import Target, device_type
+from kvgen.arch import Target
 from kvgen.format.layout import PackedLayout
-from kvgen.lower.backend import get_backend
+from kvgen.lower.backend import Backend, get_backend
 from kvgen.lower.schedule import Params, Schedule, layout_of
 from kvgen.runtime.module import load
 from kvgen.runtime.variant import Variant
 from kvgen.spec import KernelSpec, QuantSpec
 from kvgen.toolchain import Artifact, build
-from tests.lives.drawn import (
-    drawn_gpu_schedule,
-    drawn_gpu_spec,
-    drawn_schedule,
-    drawn_spec,
-    drawn_tilelang_schedule,
-    drawn_tilelang_spec,
-)  # fmt: skip
+from tests.lives.draw import CUDA, TILELANG, drawn_gpu_spec, drawn_schedule, drawn_tilelang_spec
 
 LEAST = 3
 """Cases of every feature."""
@@ -47,19 +40,9 @@ class LifeCase:
         return layout_of(self.spec, self.schedule.layout)
 
     @property
-    def device(self) -> str:
-        """What torch calls the device."""
-        return device_type(self.target)
-
-    @property
     def foreign(self) -> bool:
         """Whether an SM90 GPU runs it through its PTX."""
         return self.target in ("sm80", "sm89")
-
-    @property
-    def exact(self) -> bool:
-        """Whether it carries the rounding errors that `exact_q: false` leaves out."""
-        return self.schedule.exact
 
     def artifact(self) -> Artifact:
         """The module, from the cache or compiled now. Raises UnsupportedError, CompileError."""
@@ -174,24 +157,17 @@ def counted(cases: list[LifeCase]) -> dict[str, int]:
 # --- drawing -------------------------------------------------------------------------------------------------------------
 
 
-def drawn_cpu_case(draw: Random) -> LifeCase:
-    """Of the CPU back end: to try the lives where there is no GPU."""
-    spec = drawn_spec(draw)
-    return LifeCase(spec, drawn_schedule(draw, spec), "cpu")
-
-
 def drawn_gpu_case(draw: Random) -> LifeCase:
     """Mostly CUDA's for SM90; some of TileLang's, some for older targets."""
     kind = draw.random()
     if kind < 0.1:
-        return _scheduled(draw, drawn_tilelang_spec(draw), "tilelang", "sm90")
+        return _scheduled(draw, drawn_tilelang_spec(draw), TILELANG, "sm90")
     target: Target = draw.choice(["sm80", "sm89"]) if kind < 0.2 else "sm90"
-    return _scheduled(draw, drawn_gpu_spec(draw, target), "cuda", target)
+    return _scheduled(draw, drawn_gpu_spec(draw, target), CUDA, target)
 
 
-def _scheduled(draw: Random, spec: KernelSpec, backend: str, target: Target) -> LifeCase:
-    schedule = drawn_tilelang_schedule(draw, spec) if backend == "tilelang" else drawn_gpu_schedule(draw, spec, target)
-    return LifeCase(spec, schedule, target)
+def _scheduled(draw: Random, spec: KernelSpec, backend: Backend, target: Target) -> LifeCase:
+    return LifeCase(spec, drawn_schedule(draw, backend, spec, target), target)
 
 
 def drawn_cases(seed: int, count: int) -> list[LifeCase]:
@@ -211,7 +187,7 @@ def drawn_cases(seed: int, count: int) -> list[LifeCase]:
         lacking = any(found[name] < LEAST for name in FEATURES)
         case = best([drawn_gpu_case(draw) for _ in range(SPECS if lacking else 1)])
         if lacking:
-            case = best([case, *(_scheduled(draw, case.spec, case.schedule.backend, case.target) for _ in range(SCHEDULES))])
+            case = best([case, *(_scheduled(draw, case.spec, get_backend(case.schedule.backend), case.target) for _ in range(SCHEDULES))])
         found.update(features(case))
         cases.append(case)
     return cases

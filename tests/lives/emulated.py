@@ -1,91 +1,189 @@
-"""Random steps of emulated CUDA kernels: specs of all that the back end supports, schedules of its whole space, hard data.
-
-    python -m tests.lives.emulated --count 200 [--seed 0] [--only N] [--races]
-
-Each number is a compiled variant with some lives; a life is a cache that a reference holds, some steps, crops between them, and the same
-tokens packed in pieces by the emulated packer. A failure is printed with its number. Exit code 1 where one failed. With --races, data
-races and misaligned accesses are failures, too.
-"""
+"""Random steps of emulated CUDA kernels and of their packer beside a reference: outputs, the LSE, lengths, what is appended, same bits."""
 
 from __future__ import annotations
 
-import sys
-import tempfile
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
-from kvgen.format.window import window_places
+import torch
+
+from kvgen.format.layout import PackedLayout
+from kvgen.format.window import first_held, window_places
+from kvgen.spec import KernelSpec
 from kvgen.verify.cache import ReferenceCache
 from kvgen.verify.quantize import torch_dtype
-from tests.lives.command import failures, live, parser
-from tests.lives.drawn import drawn_gpu_schedule, drawn_gpu_spec
-from tests.lives.packing import PackLife
-from tests.lives.steps import Drawn, StepLife
-from tests.unit.lower_cuda import emulate, race_checks
+from kvgen.verify.tolerance import relative_l2, row_tolerance, tolerance, worst_relative_l2
+from tests.lives.draw import CUDA, KINDS, dense, drawn_gpu_spec, drawn_query, drawn_schedule, drawn_sinks, drawn_tensor
+from tests.lives.life import require
+from tests.support.packed import meaningful_bytes, sequence_blocks
+from tests.unit.lower_cuda import emulate
 from tests.unit.lower_cuda.attend_checks import cached, cleared
 from tests.unit.lower_cuda.emulate_attend import Emulated, Step
 
-LIVES = 5
+STEPS, PIECES = 4, 4
+UNTOUCHED = 7.0
 
 
-class CudaLife(StepLife[Step]):
-    """Steps of the CUDA kernels, then prefills in pieces by the packer."""
-
-    def __init__(self, built: Emulated, packer: emulate.Emulated, draw: Random) -> None:
-        self.built, self.packer = built, packer
-        super().__init__(built.spec, built.layout.tokens, draw, exact=built.exact)
-
-    def live(self) -> None:
-        """Steps, then prefills."""
-        super().live()
-        PackLife(self.packer, self.spec, self.built.layout, self.draw).live()
-
-    def made(self, drawn: Drawn) -> Step:
-        """On any number of multiprocessors, CTAs in either order."""
-        draw = self.draw
-        return Step(
-            self.built, self.held, drawn.q, drawn.new, draw.random() < 0.5, draw.choice([1, 4, 7, 30]), drawn.planned, drawn.skip_empty,
-            drawn.limit, draw.random() < 0.5, drawn.sinks,
-        )  # fmt: skip
-
-    def kept(self, step: Step, before: list[int], appended: bool) -> None:
-        """Counters, residuals and packed blocks."""
-        cleared(step)
-        if appended:
-            cached(step, self.held, tuple(before), self.held.lengths.tolist())
-
-
-def compiled(seed: int, folder: Path) -> tuple[Emulated, emulate.Emulated, str]:
-    """The attention and the packing kernels of a number, and what they are."""
-    draw = Random(seed)
+def emulated(number: int, folder: Path) -> tuple[str, Callable[[Random], StepLife]]:
+    """The attention and the packing kernels of a number, in schedules whose copies the emulator checks for races, mostly of few warps."""
+    draw = Random(number)
     spec = drawn_gpu_spec(draw)
-    schedule = drawn_gpu_schedule(draw, spec, emulated=True)
+    schedule = drawn_schedule(draw, CUDA, spec, "sm90", copy=["cp_async"], warps=[2, 2, 2, 4, 6, 8])
     built = Emulated(spec, schedule.layout.integer("block"), schedule.launch, folder / "attend")
     rows, places = ReferenceCache(spec, 1, built.layout.tokens).rows, window_places(spec, built.layout.tokens)
     packer = emulate.Emulated(built.layout, torch_dtype(spec.attention.dtype), folder / "pack", rows, places)
-    return built, packer, f"{spec.format()}\n{schedule}"
+    return f"{spec.format()}\n{schedule}", lambda draw: StepLife(built, draw, packer)
 
 
-def lives(seed: int, count: int = LIVES, races: bool = False) -> list[str]:
-    """What failed of the lives of a number."""
-    with tempfile.TemporaryDirectory(prefix="lives-") as folder, race_checks.enabled(races):
-        built, packer, named = compiled(seed, Path(folder))
-        failed = failures(seed, count, named, lambda draw: CudaLife(built, packer, draw))
-        return [*failed, *(f"lives of {seed}: {report}\n{named}" for report in race_checks.reports(Path(folder)))]
+class StepLife:
+    """Steps over a cache that starts with drawn lengths, then prefills by the packer, if there is one. Raises at the first difference."""
+
+    def __init__(self, built: Emulated, draw: Random, packer: emulate.Emulated | None = None) -> None:
+        self.built, self.draw, self.packer, self.spec, block = built, draw, packer, built.spec, built.layout.tokens
+        cache = self.spec.cache
+        edge = cache.unpacked + block
+        edges = (0, 1, cache.sink, edge - 1, edge, edge + block - 1)
+        sizes = (*edges, draw.randint(0, 400), draw.randint(0, 1200), draw.randint(0, 3 * block))
+        self.batch = draw.randint(1, 4)
+        self.held = ReferenceCache(self.spec, self.batch, block)
+        lengths = [draw.choice(sizes) for _ in range(self.batch)]
+        self.kinds = [draw.choice(KINDS) for _ in range(2)]
+        self.held.prefill(*self.new(max(1, *lengths)), torch.tensor(lengths, dtype=torch.int32))
+        self.calls = [f"lengths {lengths}, {self.kinds}"]
+
+    def live(self) -> None:
+        """Some steps, with crops between them; then prefills in pieces."""
+        for _ in range(STEPS):
+            self.step()
+            if self.spec.cache.rollback and self.draw.random() < 0.6:
+                taken = drawn_crop(self.draw, self.held)
+                self.calls.append(f"crop {taken.tolist()}")
+                self.held.crop(taken)
+        if self.packer is not None:
+            PackLife(self.packer, self.spec, self.built.layout, self.draw).live()
+
+    def step(self) -> None:
+        """`attend` or `decode` by either scheduler, on any number of multiprocessors, CTAs in either order."""
+        draw, held = self.draw, self.held
+        lengths: list[int] = held.lengths.tolist()
+        tokens, planned, append = draw.randint(1, self.spec.attention.q_len), draw.random() < 0.5, draw.random() < 0.6
+        skip = planned and draw.random() < 0.3
+        limit = max(lengths) + tokens - 1 if append and draw.random() < 0.15 else 1 << 30
+        q, sinks = dense(drawn_query(draw, self.spec, self.batch, tokens, held.keys_values()[0])), drawn_sinks(draw, self.spec)
+        new = tuple(map(dense, self.new(tokens))) if append else None
+        step = Step(
+            self.built, held, q, new, draw.random() < 0.5, draw.choice([1, 4, 7, 30]), planned, skip, limit, draw.random() < 0.5, sinks
+        )  # fmt: skip
+        self.calls.append(
+            f"{'decode' if append else 'attend'} {tokens}{' planned' if planned else ''}{' skip' if skip else ''} at {lengths}"
+        )
+        step.run()
+        again = replace(step)
+        again.run()
+        for one, other in ((step.out, again.out), (step.lse, again.lse)):
+            require(torch.equal(one.view(torch.uint8), other.view(torch.uint8)), "a repeated call gives other bits")
+        works = [length + tokens <= limit or (skip and not length) for length in lengths]
+        if new:
+            counts = torch.tensor([tokens * (there and not (skip and not n)) for there, n in zip(works, lengths, strict=True)])
+            held.append(*new, counts)
+        want, want_lse = held.attend(q, sinks=sinks)
+        held.flush()
+        for b, there in enumerate(works):
+            if not there:
+                require(bool(step.out[b].isnan().all() & step.lse[b].isnan().all()), f"sequence {b} without room is written")
+                step.out[b], step.lse[b] = want[b].to(q.dtype), want_lse[b].float()
+        require(relative_l2(step.out, want) <= tolerance(q.dtype), f"relative l2 of the output is {relative_l2(step.out, want):.3g}")
+        worst = worst_relative_l2(step.out, want)
+        require(worst <= row_tolerance(self.spec.attention.dtype, exact=self.built.exact), f"the worst row is off by {worst:.3g}")
+        seen = torch.isfinite(want_lse)
+        require(torch.equal(torch.isfinite(step.lse), seen), "the LSE of a query that sees nothing")
+        error = ((step.lse - want_lse).abs() / (1 + want_lse.abs()))[seen]
+        require(not error.numel() or float(error.max()) <= tolerance(q.dtype), "the LSE")
+        require(step.lengths.tolist() == (lengths if planned or not new else held.lengths.tolist()), "lengths")
+        cleared(step)
+        if new:
+            cached(step, held, tuple(lengths), held.lengths.tolist())
+
+    def new(self, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V."""
+        k, v = (drawn_tensor(self.draw, kind, self.batch, tokens, self.spec.attention.kv_heads, self.spec) for kind in self.kinds)
+        return k, v
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Live; the exit code."""
-    command = parser("emulated", __doc__, 200)
-    command.add_argument("--races", action="store_true", help="look for data races and misaligned accesses")
-    args = command.parse_args(argv)
-    if args.races and (why := race_checks.unsupported()):
-        command.error(f"--races needs another compiler: {why}")
+class PackLife:
+    """A cache that is filled in pieces; tokens are taken back in between. Raises Wrong at the first difference."""
 
-    return live(args, LIVES, partial(lives, races=args.races))
+    def __init__(self, module: emulate.Emulated, spec: KernelSpec, layout: PackedLayout, draw: Random) -> None:
+        self.module, self.spec, self.layout, self.draw = module, spec, layout, draw
+        block, self.batch = layout.tokens, draw.randint(1, 4)
+        self.held, self.places = ReferenceCache(spec, self.batch, block), window_places(spec, block)
+        sizes = [
+            [draw.choice([0, 1, draw.randint(0, block), draw.randint(0, 3 * block)]) for _ in range(self.batch)] for _ in range(PIECES)
+        ]
+        self.pieces, self.kinds = sizes, [draw.choice(KINDS) for _ in range(2)]
+        self.longest = [0] * self.batch
+        self.mine = self._empty(sum(map(max, sizes)) + block)
+
+    def live(self) -> None:
+        """All pieces, then `unpack`."""
+        for piece in self.pieces:
+            counts = torch.tensor(piece, dtype=torch.int32)
+            new = (drawn_tensor(self.draw, kind, self.batch, max(piece) + 1, self.heads, self.spec) for kind in self.kinds)
+            k, v = map(dense, new)
+            self.module.pack(self.mine, k, v, counts, backwards=self.draw.random() < 0.5)
+            self.held.prefill(k, v, counts)
+            self.longest = [max(pair) for pair in zip(self.longest, self.held.lengths.tolist(), strict=True)]
+            self._agree(f"after {piece} of {self.pieces}, {self.kinds}")
+            if self.spec.cache.rollback and self.draw.random() < 0.5:
+                self.held.crop(drawn_crop(self.draw, self.held))
+                self.mine.lengths.copy_(self.held.lengths)
+        self._unpack()
+
+    @property
+    def heads(self) -> int:
+        """KV heads."""
+        return self.spec.attention.kv_heads
+
+    def _empty(self, room: int) -> emulate.Cache:
+        block, page, table = self.layout.tokens, self.spec.cache.page, None
+        blocks = -(-room // block)
+        shape = (self.batch, self.heads, min(blocks, self.places or blocks), self.layout.block_bytes)
+        if page:
+            need = -(-room // page)
+            order = torch.randperm(self.batch * need, generator=torch.Generator().manual_seed(self.draw.getrandbits(30)))
+            table, shape = order.int().reshape(self.batch, need), (self.batch * need, self.heads, page // block, self.layout.block_bytes)
+        rows = (self.batch, self.heads, self.held.rows.rows, self.layout.head_dim)
+        k, v = (torch.full(rows, torch.nan, dtype=torch_dtype(self.spec.attention.dtype)) for _ in range(2))
+        return emulate.Cache(torch.full(shape, 255, dtype=torch.uint8), k, v, torch.zeros(self.batch, dtype=torch.int32), table)
+
+    def _agree(self, where: str) -> None:
+        held, kept, want = self.held, meaningful_bytes(self.layout), self.held.packed(self.layout)
+        require(torch.equal(self.mine.lengths, held.lengths), f"lengths {where}")
+        for found, expected in zip((self.mine.k_residual, self.mine.v_residual), held.residual(), strict=True):
+            used = expected.ne(0).any(-1)
+            require(torch.equal(found[used], expected[used]), f"residual {where}")
+        for b, full in enumerate(held.blocks.tolist()):
+            found = sequence_blocks(self.mine.packed, self.mine.block_table, b)
+            first = max(0, held.rows.packed_blocks(self.longest[b]) - self.places) if self.places else 0
+            for index in range(first, full):
+                mine = found[:, index % self.places if self.places else index]
+                require(torch.equal(mine[..., kept], want[b, :, index][..., kept]), f"packed block {index} of sequence {b} {where}")
+
+    def _unpack(self) -> None:
+        shape = (self.batch, int(self.held.lengths.max()) + 2, self.heads, self.layout.head_dim)
+        out = [torch.full(shape, UNTOUCHED, dtype=self.mine.k_residual.dtype) for _ in range(2)]
+        self.module.unpack(self.mine, *out)
+        for found, exact in zip(out, self.held.keys_values(), strict=True):
+            for b, length in enumerate(self.held.lengths.tolist()):
+                gone = first_held(self.spec, self.layout.tokens, length) * self.layout.tokens
+                want = exact[b, gone:length].float().to(found.dtype)
+                require(torch.equal(found[b, gone:length], want), f"unpacked sequence {b} of {length} tokens")
+                require(bool((found[b, length:] == UNTOUCHED).all()), f"unpacked beyond sequence {b}")
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def drawn_crop(draw: Random, held: ReferenceCache) -> torch.Tensor:
+    """As many tokens as may be taken back of each sequence, or fewer: int32 [batch]."""
+    least = torch.maximum(held._least, held.lengths - held.rows.rollback).clamp(min=0)
+    return torch.tensor([draw.randint(0, n) for n in (held.lengths - least).tolist()], dtype=torch.int32)

@@ -1,4 +1,4 @@
-"""CPU modules against the fp64 reference: formats, schedules, what is not finite, errors of callers (`tests.lives.cpu`: random calls)."""
+"""CPU modules against the fp64 reference: formats, schedules, what is not finite, errors of callers (`tests.lives cpu`: random calls)."""
 
 from __future__ import annotations
 

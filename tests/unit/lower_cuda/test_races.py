@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from kvgen._resources import templates
-from tests.lives import emulated
+from tests.lives.__main__ import emulated, lives
 from tests.unit.lower_cuda import race_checks
 from tests.unit.lower_cuda.emulate import library
 
@@ -130,7 +130,7 @@ def test_what_is_reported(name: str, found: Callable[[str], list[str]]) -> None:
 
 @pytest.mark.slow
 def test_a_life_has_no_races() -> None:
-    assert emulated.lives(4, 1, races=True) == []
+    assert lives(emulated, 4, [0], races=True).failures == []
 
 
 def test_harmless_lines_are_still_there() -> None:

@@ -1,0 +1,238 @@
+"""Random lives: specs of the whole language, schedules of the whole search space, hard data, calls in any order, against the reference.
+
+    python -m tests.lives cpu --count 1500        # the CPU back end
+    python -m tests.lives emulated --count 200    # CUDA's headers on the CPU; with --races also their data races
+    python -m tests.lives tilelang --count 200    # TileLang's programs on the CPU
+    python -m tests.lives matrix --count 2000     # operations on a matrix, on the CPU and by CUDA's headers
+    python -m tests.lives gpu --count 2000        # compiled CUDA and TileLang variants, on a GPU
+
+A number is a variant with some lives. On a GPU the lives are divided among `--variants`, the same of a seed on every machine, in which
+every feature of `cases.py` occurs several times; each lives in a process of its own, so that one that crashes or hangs loses no other.
+`--compile` puts them into the cache of compiled modules (`KVGEN_CACHE_DIR`), which needs nvcc and no GPU. A failure is printed with the
+command that repeats it. Exit code 1 where one failed, or none was lived.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from random import Random
+from subprocess import CalledProcessError
+from textwrap import fill
+from typing import Protocol
+
+import torch
+
+from kvgen.errors import CheckError, CompileError, CompilerCrash, KvgenError
+from kvgen.runtime.module import load
+from kvgen.runtime.variant import Variant
+from kvgen.toolchain import build
+from tests.lives.cases import LEAST, LifeCase, counted, drawn_cases
+from tests.lives.draw import CPU, drawn_schedule, drawn_spec
+from tests.lives.emulated import emulated
+from tests.lives.life import Life, Wrong
+from tests.lives.matrix import matrix
+from tests.lives.tilelang import tilelang
+from tests.unit.lower_cuda import race_checks
+
+LOAD_S, LIFE_S, END_S = 900.0, 120.0, 10.0
+"""Limits of loading a variant, which may have to be compiled, of one life, and of the end of a process."""
+
+
+class AnyLife(Protocol):
+    """Calls that are compared with a reference."""
+
+    calls: list[str]
+    """What was called so far."""
+
+    def live(self) -> None:
+        """All calls. Raises at the first difference."""
+
+
+Built = Callable[[int, Path], tuple[str, Callable[[Random], AnyLife]]]
+"""From a variant's number and a folder: what it is, and its lives."""
+
+
+def cpu(number: int, folder: Path) -> tuple[str, Callable[[Random], AnyLife]]:
+    """A spec, and one or two schedules of one layout."""
+    draw = Random(number)
+    spec = drawn_spec(draw)
+    schedules = [drawn_schedule(draw, CPU, spec, "cpu")]
+    if draw.random() < 0.25:
+        schedules.append(drawn_schedule(draw, CPU, spec, "cpu", schedules[0].layout))
+    layout = LifeCase(spec, schedules[0], "cpu").layout
+    launches = [Variant(spec, layout, load(build(CPU.lower(spec, schedule, "cpu")).path)) for schedule in schedules]
+    return f"{spec.format()}\n{[str(schedule) for schedule in schedules]}", lambda draw: Life(launches, draw)
+
+
+def on_gpu(case: LifeCase, number: int, folder: Path) -> tuple[str, Callable[[Random], AnyLife]]:
+    """A variant on a GPU."""
+    launch = case.compiled()
+    return str(case), lambda draw: Life([launch], draw, "cuda", exact=case.schedule.exact)
+
+
+KINDS: dict[str, tuple[Built | None, int, int]] = {
+    "cpu": (cpu, 8, 1500), "emulated": (emulated, 5, 200), "tilelang": (tilelang, 8, 200), "matrix": (matrix, 12, 2000),
+    "gpu": (None, 0, 2000),
+}  # fmt: skip
+"""What builds a number's variant, lives of a number, and lives by default."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Live; the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tests.lives", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("kind", choices=KINDS)
+    parser.add_argument("--count", type=int, help="lives in all")
+    parser.add_argument("--seed", type=int, default=0, help="the first number; of a GPU's variants")
+    parser.add_argument("--only", type=int, help="this number alone")
+    parser.add_argument("--life", type=int, help="this life of each number alone")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="no life begins later")
+    parser.add_argument("--races", action="store_true", help="emulated: look for data races and misaligned accesses")
+    parser.add_argument("--variants", type=int, default=100, help="gpu: variants that the lives are divided among")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="gpu: processes side by side")
+    parser.add_argument("--compile", action="store_true", help="gpu: compile the variants, and live no life")
+    args = parser.parse_args(argv)
+    if args.races and (why := race_checks.unsupported()):
+        parser.error(f"--races needs another compiler: {why}")
+    built, each, usual = KINDS[args.kind]
+    count, until, start = args.count or usual, time.time() + args.seconds, time.monotonic()
+    if built is None:
+        cases = drawn_cases(args.seed, args.variants)
+        chosen = range(args.variants) if args.only is None else [args.only]
+        few = [name for name, number in counted(cases).items() if number < LEAST]
+        if few:
+            print(fill(f"in fewer than {LEAST} variants: {'; '.join(few)}", 140))
+        if args.compile:
+            return compile_all(cases, chosen, args.jobs)
+        each = -(-count // len(chosen))
+        tasks = [partial(apart, partial(on_gpu, cases[n]), n) for n in sorted(chosen, key=lambda n: not cases[n].foreign)]
+        again = f"gpu --seed {args.seed} --variants {args.variants} --only"  # PTX, which takes longest to load, comes first
+    else:
+        tasks = [
+            partial(lives, built, n, races=args.races)
+            for n in (range(args.seed, args.seed + -(-count // each)) if args.only is None else [args.only])
+        ]
+        again = f"{args.kind}{' --races' if args.races else ''} --only"
+    numbers = range(each) if args.life is None else [args.life]
+    lived = failed = 0
+    with ThreadPoolExecutor(args.jobs if built is None else 1) as threads:
+        for one in threads.map(lambda task: task(numbers, until=until), tasks):
+            lived, failed = lived + one.lives, failed + len(one.failures)
+            for failure in one.failures:
+                print(f"{failure}\n  python -m tests.lives {again} {one.number}\n", flush=True)
+    print(f"{lived} lives of {len(tasks)} variants, {failed} failed, {time.monotonic() - start:.0f} s")
+    return int(failed > 0 or lived == 0)
+
+
+@dataclass
+class Lived:
+    """What became of a variant's lives."""
+
+    number: int
+    lives: int
+    failures: list[str]
+
+
+def lives(
+    built: Built,
+    number: int,
+    numbers: Sequence[int],
+    *,
+    races: bool = False,
+    until: float = float("inf"),
+    begins: Callable[[str, float], object] = lambda what, limit_s: None,
+) -> Lived:
+    """Live these lives of a variant, none after `until` (`time.time`). What is no difference from a reference ends the others, too.
+
+    `begins` is told what begins, and after how many seconds it hangs.
+    """
+    lived = Lived(number, 0, [])
+    with tempfile.TemporaryDirectory(prefix="lives-") as folder, race_checks.enabled(races):
+        if time.time() >= until:
+            return lived
+        begins("loading", LOAD_S)
+        try:
+            named, made = built(number, Path(folder))
+        except (CompileError, CompilerCrash, CalledProcessError) as error:
+            return Lived(number, 0, [f"variant {number}: {type(error).__name__}: {error}"])
+        for which in numbers:
+            if time.time() >= until:
+                break
+            begins(f"life {which}", LIFE_S)
+            life = made(Random(number * 1000 + which))
+            lived.lives += 1
+            try:
+                life.live()
+            except Exception as error:
+                what = "".join(traceback.format_exception(error)[-2:]).strip()
+                lived.failures.append(f"variant {number}, life {which}: {what}\n{named}\n  {'; '.join(life.calls)}")
+                if not isinstance(error, (Wrong, CheckError, AssertionError)):
+                    break
+        lived.failures += [f"variant {number}: {report}\n{named}" for report in race_checks.reports(Path(folder))]
+    return lived
+
+
+def apart(built: Built, number: int, numbers: Sequence[int], until: float) -> Lived:
+    """`lives` in a process of its own: a GPU's context does not survive a fault of a kernel."""
+    context = multiprocessing.get_context("spawn")
+    mine, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(theirs, built, number, numbers, until), daemon=True)
+    process.start()
+    theirs.close()
+    what, limit_s, begun = "start", LOAD_S, -1
+    try:
+        while mine.poll(limit_s):
+            told = mine.recv()
+            if isinstance(told, Lived):
+                return told
+            (what, limit_s), begun = told, begun + 1
+        ended = f"it took longer than {limit_s:g} s"
+    except (EOFError, OSError):
+        process.join(END_S)
+        ended = f"the process ended with status {process.exitcode}"
+    finally:
+        process.kill()
+        process.join(END_S)  # a GPU that hangs may keep it for a while
+    return Lived(number, max(begun, 0), [f"variant {number}, {what}: {ended}"])
+
+
+def _serve(connection: Connection, built: Built, number: int, numbers: Sequence[int], until: float) -> None:
+    torch.set_num_threads(1)  # there are as many processes as processors
+    with suppress(BrokenPipeError):
+        connection.send(lives(built, number, numbers, until=until, begins=lambda *what: connection.send(what)))
+
+
+def compile_all(cases: Sequence[LifeCase], chosen: Sequence[int], jobs: int) -> int:
+    """Compile what is not compiled yet; the exit code."""
+
+    def compiled(number: int) -> bool:
+        try:
+            size = cases[number].artifact().path.stat().st_size
+        except KvgenError as error:
+            first, *log = str(error).splitlines()
+            errors = "\n".join([f"{type(error).__name__}: {first}", *(line[:200] for line in log if "error" in line)])
+            print(f"variant {number}: {errors}\n{cases[number]}\n", flush=True)
+            return False
+        print(f"variant {number}: {size >> 10} KiB", flush=True)
+        return True
+
+    with ThreadPoolExecutor(jobs) as threads:
+        done = list(threads.map(compiled, chosen))
+    print(f"{len(done)} variants, {done.count(False)} failed")
+    return int(not all(done))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
