@@ -1,4 +1,4 @@
-"""Long lives of a cache: captured decoding past several flushes, a thousand equal calls, views, refusals."""
+"""Captured decoding past several flushes, with drafts that are taken back; a thousand equal calls; refusals."""
 
 from __future__ import annotations
 
@@ -6,41 +6,18 @@ import pytest
 import torch
 
 from kvgen.errors import CacheMismatch
-from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.variant import Variant
+from kvgen.verify.cache import ReferenceCache
+from kvgen.verify.data import learned_sinks
 from kvgen.verify.tolerance import relative_l2, tolerance
-from tests.gpu.oracle import attend, contents
+from tests.gpu.oracle import agree, contents, filled, normal, with_new
 from tests.support.kernel_cases import KernelCase, variant
 
-FILLED_AT_ONCE = 16384
-"""Tokens of a sequence in one `prefill`: K and V of 64 sequences of 128K tokens would take 34 GB."""
 DECODED = ("k4v4", "k8v8", "k2v2", "k4v4:token", "k4v4:bf16:page128", "k2v2:q3:kg32", "k4v4:h8/1", "k4v4:d64:h6/2")
-
-
-def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
-    """Standard normal numbers on the GPU."""
-    return torch.randn(*shape, generator=torch.Generator("cuda").manual_seed(seed), device="cuda", dtype=dtype)
-
-
-def filled(v: Variant, lengths: list[int], room: int, seed: int = 0) -> KVCache:
-    """A cache with random tokens, its unused memory poisoned, its pages shuffled."""
-    a, page = v.spec.attention, v.spec.cache.page
-    table = pages = None
-    if page is not None:
-        need = -(-room // page)
-        pages = len(lengths) * need + 3
-        order = torch.randperm(pages, generator=torch.Generator().manual_seed(seed))
-        table = order[: len(lengths) * need].reshape(-1, need).to(torch.int32).cuda()
-    cache = v.new_cache(len(lengths), room, "cuda", table, pages)
-    cache.packed.fill_(255)
-    cache.k_residual.fill_(torch.nan)
-    cache.v_residual.fill_(torch.nan)
-    for start in range(0, max(*lengths, 1), FILLED_AT_ONCE):
-        part = [min(max(0, length - start), FILLED_AT_ONCE) for length in lengths]
-        shape = len(lengths), max(*part, 1), a.kv_heads, a.head_dim
-        k, x = (random(*shape, dtype=v.dtype, seed=seed + start + s) for s in (1, 2))
-        v.prefill(cache, k, x, part)
-    return cache
+DRAFTS = (
+    KernelCase("k2v2:sink32:local128:rollback8:q4:h8/1", "w8u4d1.two"),
+    KernelCase("k4v8:token:page16:d64:sink40:rollback30:q3:sinks", "w8u2d2.bulk"),
+)
 
 
 @pytest.mark.parametrize("case", [KernelCase(words) for words in DECODED], ids=str)
@@ -52,7 +29,7 @@ def test_a_captured_step_replays_past_several_flushes(case: KernelCase) -> None:
     cache = filled(v, lengths, max(lengths) + (steps + 1) * q_len)
     q, k, x = (torch.empty(4, q_len, heads, a.head_dim, dtype=v.dtype, device="cuda") for heads in (a.q_heads, a.kv_heads, a.kv_heads))
     out, lse = torch.empty_like(q), torch.empty(4, a.q_heads, q_len, device="cuda")
-    known = [[contents(v.layout, cache, b, length)[which] for which in (0, 1)] for b, length in enumerate(lengths)]
+    known = [list(contents(v.layout, cache, b, length)) for b, length in enumerate(lengths)]
     graph, before = torch.cuda.CUDAGraph(), cache.lengths.clone()
     for tensor in (q, k, x):
         tensor.zero_()
@@ -61,16 +38,13 @@ def test_a_captured_step_replays_past_several_flushes(case: KernelCase) -> None:
     assert torch.equal(cache.lengths, before), "capturing runs nothing"
     for step in range(steps):
         for seed, tensor in enumerate((q, k, x)):
-            tensor.copy_(random(*tensor.shape, dtype=v.dtype, seed=100 * step + seed))
+            tensor.copy_(normal(100 * step + seed, *tensor.shape, dtype=v.dtype))
         out.fill_(torch.nan)
         graph.replay()
         for b, length in enumerate(lengths):
             now = length + step * q_len
-            new = [tensor[b].double().transpose(0, 1) for tensor in (k, x)]
-            seen = [torch.cat([old, fresh], 1) for old, fresh in zip(known[b], new, strict=True)]
-            want, want_lse = attend(v.spec, q[b], *seen)
-            assert relative_l2(out[b], want) <= tolerance(v.dtype), f"step {step}, sequence {b}"
-            assert relative_l2(lse[b], want_lse) <= tolerance(v.dtype)
+            seen = with_new(known[b], (k, x), b)
+            agree(v, out[b], lse[b], q[b], seen)
             flushed = (now + q_len) // n > now // n
             known[b] = list(contents(v.layout, cache, b, now + q_len)) if flushed else seen
             if flushed:  # what reads back is what went in, to the precision of the format
@@ -91,7 +65,7 @@ REPEATED = (
 def test_a_thousand_equal_calls_give_equal_bits(case: KernelCase, lengths: tuple[int, ...]) -> None:
     v = variant(case)
     cache = filled(v, list(lengths), 9100)
-    q = random(6, 1, v.spec.attention.q_heads, v.spec.attention.head_dim, dtype=v.dtype, seed=9)
+    q = normal(9, 6, 1, v.spec.attention.q_heads, v.spec.attention.head_dim, dtype=v.dtype).contiguous()
     first, first_lse = v.attend(q, cache, lse=True)
     differing = torch.zeros((), dtype=torch.int64, device="cuda")
     for _ in range(1000):
@@ -100,48 +74,60 @@ def test_a_thousand_equal_calls_give_equal_bits(case: KernelCase, lengths: tuple
     assert int(differing) == 0
 
 
-@pytest.mark.usefixtures("most_of_the_memory")
-@pytest.mark.parametrize("case", [KernelCase("k4v4"), KernelCase("k4v4:h8/1", "w8u4d1.two"), KernelCase("k4v4", "w4u4d1c2")], ids=str)
-def test_long_and_unequal_sequences(case: KernelCase) -> None:
+@pytest.mark.parametrize("planned", [False, True], ids=["static", "planned"])
+@pytest.mark.parametrize("case", DRAFTS, ids=str)
+def test_a_captured_step_that_drafts_and_takes_back_follows_the_reference(case: KernelCase, planned: bool) -> None:
+    """Steps of q_len drafted tokens, of which some are rejected: blocks are packed, read from the residual again, and packed again."""
     v = variant(case)
-    lengths = [131072, *[1024 + 13 * i for i in range(63)]]
-    cache = filled(v, lengths, 131072)
-    q = random(64, 1, v.spec.attention.q_heads, v.spec.attention.head_dim, dtype=v.dtype, seed=3)
-    out, lse = v.attend(q, cache, lse=True)
-    for b in (0, 1, 31, 63):
-        want, want_lse = attend(v.spec, q[b], *contents(v.layout, cache, b, lengths[b]))
-        assert relative_l2(out[b], want) <= tolerance(v.dtype)
-        assert relative_l2(lse[b], want_lse) <= tolerance(v.dtype)
+    a, block, rows = v.spec.attention, v.layout.tokens, ReferenceCache(v.spec, 1, v.layout.tokens).rows
+    lengths = [
+        0 if planned else 1,
+        max(rows.sink - 2, 0),
+        rows.first(0) + rows.local + block - 2,
+        rows.first(0) + rows.local + 3 * block - 1,
+    ]
+    steps, batch, sinks = 60, len(lengths), learned_sinks(v.spec, torch.device("cuda"))
+    random = torch.Generator().manual_seed(7)
 
+    def tokens(count: int, heads: int) -> torch.Tensor:
+        return torch.randn(batch, count, heads, a.head_dim, generator=random).to(v.dtype)
 
-@pytest.mark.parametrize("case", [KernelCase("k4v4"), KernelCase("k2v2", "w8u4d1.cl8")], ids=str)
-def test_calls_follow_the_current_stream(case: KernelCase) -> None:
-    """The query arrives late on the side stream: on any other stream a call would read what was there before."""
-    v = variant(case)
-    a, lengths = v.spec.attention, (1500, 64)
-    cache = filled(v, list(lengths), 1600)
-    right = random(2, 1, a.q_heads, a.head_dim, dtype=v.dtype, seed=4)
-    q = torch.zeros_like(right)
-    k, x = (random(2, 1, a.kv_heads, a.head_dim, dtype=v.dtype, seed=seed) for seed in (5, 6))
-    out = v.attend(q, cache)  # what waits for the device happens once: loading, allocating
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        torch.cuda._sleep(200_000_000)
-        q.copy_(right)
-        v.attend(q, cache, out=out, scale=0.25)
-        v.decode(q, k, x, cache)
-    stream.synchronize()
-    assert cache.lengths.tolist() == [length + 1 for length in lengths]
-    for b, length in enumerate(lengths):
-        want, _ = attend(v.spec, right[b], *contents(v.layout, cache, b, length), scale=0.25)
-        assert relative_l2(out[b], want) <= tolerance(v.dtype)
+    cache, held = v.new_cache(batch, max(lengths) + (steps + 1) * a.q_len, "cuda"), ReferenceCache(v.spec, batch, block)
+    k, x = tokens(max(lengths), a.kv_heads), tokens(max(lengths), a.kv_heads)
+    v.prefill(cache, k.cuda(), x.cuda(), lengths)
+    held.prefill(k, x, torch.tensor(lengths, dtype=torch.int32))
+    inputs = [torch.zeros_like(tokens(a.q_len, heads), device="cuda") for heads in (a.q_heads, a.kv_heads, a.kv_heads)]
+    rejected, out = torch.zeros(batch, dtype=torch.int32, device="cuda"), torch.empty_like(inputs[0])
+    cache.crop(rejected)
+    v.decode(*inputs, cache, plan=v.plan(cache, a.q_len), out=out, sinks=sinks)  # what waits for the device happens once; lengths stay
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        plan = v.plan(cache, a.q_len, uniform=not planned)
+        v.decode(*inputs, cache, plan=plan, out=out, sinks=sinks)
+        cache.advance(a.q_len)
+        cache.crop(rejected)
+    for _ in range(steps):
+        now = [tokens(a.q_len, heads) for heads in (a.q_heads, a.kv_heads, a.kv_heads)]
+        taken = torch.randint(0, a.q_len, (batch,), generator=random).int() * (held.lengths > 0)
+        for tensor, value in zip((*inputs, rejected), (*now, taken), strict=True):
+            tensor.copy_(value)
+        graph.replay()
+        grows = held.lengths > 0  # a step leaves free places as they are
+        held.append(*now[1:], grows.int() * a.q_len)
+        want, _ = held.attend(now[0], sinks=None if sinks is None else sinks.cpu())
+        held.flush()
+        held.crop(taken)
+        assert relative_l2(out[grows.cuda()].cpu(), want[grows]) <= tolerance(v.dtype)
+        assert torch.equal(cache.lengths.cpu(), held.lengths)
+    for found, exact in zip(v.unpack(cache), held.keys_values(), strict=True):
+        for b, length in enumerate(held.lengths.tolist()):
+            assert relative_l2(found[b, :length].cpu(), exact[b, :length]) < 1e-3
 
 
 def test_a_workspace_is_not_made_while_a_graph_is_captured() -> None:
     first = variant(KernelCase("k4v4"))
     cache = filled(first, [700], 800)
-    q = random(1, 1, 32, 128, dtype=first.dtype)
+    q = normal(0, 1, 1, 32, 128, dtype=first.dtype)
     other = Variant(first.spec, first.layout, first.module)
     with torch.cuda.graph(torch.cuda.CUDAGraph()):
         first.attend(q, cache)
@@ -152,7 +138,7 @@ def test_a_workspace_is_not_made_while_a_graph_is_captured() -> None:
 def test_the_workspace_may_hold_what_calls_left_but_must_be_large_enough() -> None:
     v = variant(KernelCase("k4v4"))
     cache = filled(v, [700], 800)
-    q = random(1, 1, 32, 128, dtype=v.dtype)
+    q = normal(0, 1, 1, 32, 128, dtype=v.dtype).contiguous()
     out = torch.empty_like(q)
     args = (q, *cache.tensors, out, None, None)
     with pytest.raises(ValueError, match=r"attend: workspace has 16 bytes, this call needs \d+"):

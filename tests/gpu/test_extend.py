@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from kvgen.runtime import extend
-from kvgen.runtime.kvcache import KVCache
-from kvgen.runtime.variant import Variant
 from kvgen.verify.attention import attend as reference_attend
 from kvgen.verify.tolerance import relative_l2, tolerance
-from tests.gpu.oracle import attend, contents
-from tests.gpu.test_properties import CASES, agree, poisoned
+from tests.gpu.oracle import agree, attend, check_attend, check_decode, contents, filled, normal, with_new
 from tests.support.kernel_cases import KernelCase, variant
 
 KERNEL_CASES = [
@@ -24,57 +19,10 @@ KERNEL_CASES = [
         "k4v2:bf16:h8/8:kg32:vg32",
     )
 ]  # fmt: skip
-MASKED_CASES = [
-    KernelCase(words)
-    for words in (
-        "k4v4:window100",
-        "k8v8:token:page64:window1000",
-        "k4v4:cap20",
-        "k8v8:bf16:d256:h16/8:window300:cap50",
-        "k4v4:page128:cap30",
-    )
-]
+MASKED_CASES = [KernelCase(words) for words in (
+    "k4v4:window100", "k8v8:token:page64:window1000", "k4v4:cap20", "k8v8:bf16:d256:h16/8:window300:cap50", "k4v4:page128:cap30",
+)]  # fmt: skip
 """Windows, which flash attention has, and soft caps, which plain products have."""
-
-
-def normal(seed: int, *shape: int, dtype: torch.dtype) -> torch.Tensor:
-    """Standard normal numbers: every second head of a tensor, so that strides are not those of a tensor of its own."""
-    wide = torch.randn(*shape[:2], 2 * shape[2], shape[3], generator=torch.Generator("cuda").manual_seed(seed), device="cuda")
-    return wide.to(dtype)[:, :, ::2]
-
-
-def filled(v: Variant, lengths: list[int], room: int) -> KVCache:
-    """A poisoned cache, filled in two chunks."""
-    a = v.spec.attention
-    cache = poisoned(v, len(lengths), room, seed=len(lengths))
-    first = [length // 3 for length in lengths]
-    for seed, counts in enumerate((first, [length - count for length, count in zip(lengths, first, strict=True)])):
-        k, x = (normal(2 * seed + s, len(lengths), max(1, *counts), a.kv_heads, a.head_dim, dtype=v.dtype) for s in (0, 1))
-        v.prefill(cache, k, x, counts)
-    return cache
-
-
-def check_attend(v: Variant, cache: KVCache, q_len: int, seed: int) -> None:
-    """`attend` with q_len tokens, every sequence."""
-    a = v.spec.attention
-    q = normal(seed, cache.batch, q_len, a.q_heads, a.head_dim, dtype=v.dtype)
-    out, lse = v.attend(q, cache, out=torch.full_like(q.contiguous(), torch.nan), lse=True)
-    for b, length in enumerate(cache.lengths.tolist()):
-        agree(v, out[b], lse[b], q[b], contents(v.layout, cache, b, length))
-
-
-def check_decode(v: Variant, cache: KVCache, q_len: int, seed: int) -> None:
-    """`decode` of a chunk: attended in dtype, then packed as `prefill` packs."""
-    a, before = v.spec.attention, cache.lengths.tolist()
-    held = [contents(v.layout, cache, b, length) for b, length in enumerate(before)]
-    q, k, x = (
-        normal(seed + s, cache.batch, q_len, h, a.head_dim, dtype=v.dtype) for s, h in enumerate((a.q_heads, a.kv_heads, a.kv_heads))
-    )
-    out, lse = v.decode(q, k, x, cache, lse=True)
-    for b in range(cache.batch):
-        new = [fresh[b].double().transpose(0, 1) for fresh in (k, x)]
-        agree(v, out[b], lse[b], q[b], [torch.cat(pair, 1) for pair in zip(held[b], new, strict=True)])
-    assert cache.lengths.tolist() == [length + q_len for length in before]
 
 
 @pytest.mark.parametrize("case", KERNEL_CASES, ids=str)
@@ -104,13 +52,7 @@ def test_prompts_with_windows_and_soft_caps_agree_with_fp64(case: KernelCase, mo
         q, k, x = (normal(seed + s, 4, q_len, h, a.head_dim, dtype=v.dtype) for s, h in enumerate((a.q_heads, a.kv_heads, a.kv_heads)))
         out, lse = v.decode(q, k, x, cache, out=torch.full_like(q.contiguous(), torch.nan), lse=True)
         for b, length in enumerate(lengths):
-            agree(
-                v,
-                out[b],
-                lse[b],
-                q[b],
-                [torch.cat([old[b, :length], new[b]]).double().transpose(0, 1) for old, new in zip(kept, (k, x), strict=True)],
-            )
+            agree(v, out[b], lse[b], q[b], with_new([old[b, :length].double().transpose(0, 1) for old in kept], (k, x), b))
         lengths, kept = [length + q_len for length in lengths], v.unpack(cache)
     assert cache.lengths.tolist() == lengths
     if cache.block_table is not None or a.window is None:
@@ -168,10 +110,13 @@ def test_equal_lengths_are_cut_where_the_prompt_begins(case: KernelCase, monkeyp
     check_decode(v, v.new_cache(2, 2100), 2049, 7)
 
 
-def test_a_little_before_a_prompt_goes_with_it() -> None:
+@pytest.mark.parametrize(
+    ("lengths", "room", "tokens"), [([1500, 1500], 1600, (1499, 1437, 1600)), ([6000, 4096], 6000, (4096,))], ids=["a little", "thousands"]
+)
+def test_what_lies_before_a_prompt_goes_with_it(lengths: list[int], room: int, tokens: tuple[int, ...]) -> None:
     v = variant(KernelCase("k4v4"))
-    cache = filled(v, [1500, 1500], 1600)
-    for q_len in (1499, 1437, 1600):
+    cache = filled(v, lengths, room)
+    for q_len in tokens:
         check_attend(v, cache, q_len, q_len)
 
 
@@ -215,11 +160,6 @@ def test_a_query_that_lies_badly_is_copied(begin: int) -> None:
         agree(v, out[b], lse[b], q[b], contents(v.layout, cache, b, 1500))
 
 
-def test_a_prompt_of_thousands() -> None:
-    v = variant(KernelCase("k4v4"))
-    check_attend(v, filled(v, [6000, 4096], 6000), 4096, 1)
-
-
 @pytest.mark.parametrize("case", [KernelCase("k4v4"), KernelCase("k4v4:page64:kg64")], ids=str)
 def test_parts_change_nothing_and_bound_the_memory(case: KernelCase, monkeypatch: pytest.MonkeyPatch) -> None:
     """All at once, some sequences at a time, some heads at a time, one head at a time: equal bits."""
@@ -259,18 +199,3 @@ def test_a_captured_prompt_follows_the_lengths_on_the_device() -> None:
     graph.replay()
     for b, length in enumerate((540, 903)):
         agree(v, out[b], lse[b], q[b], contents(v.layout, cache, b, length))
-
-
-@pytest.mark.parametrize("case", [KernelCase("k4v4:kg64:page64"), KernelCase("k8v8:token:bf16")], ids=str)
-def test_any_prompt_agrees_with_fp64(case: KernelCase) -> None:
-    v = variant(case)
-
-    @settings(max_examples=max(5, CASES // 8), deadline=None, database=None)
-    @given(st.lists(st.integers(0, 1500), min_size=1, max_size=5), st.integers(2, 500), st.integers(2, 300), st.integers(0, 2**20))
-    def live(lengths: list[int], q_len: int, chunk: int, seed: int) -> None:
-        cache = filled(v, lengths, max(lengths) + chunk + 1)
-        check_attend(v, cache, q_len, seed)
-        check_decode(v, cache, chunk, seed)
-        check_attend(v, cache, q_len, seed + 1)
-
-    live()

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from kvgen.format.layout import packed_layout
+from kvgen.spec import presets
+from kvgen.verify import matrix
+from kvgen.verify.attention import attend
+from kvgen.verify.data import structured
+from kvgen.verify.packing import from_blocks, pack_blocks, to_blocks, unpack_blocks
 from tests.support.kernel_cases import KernelCase, verify
 
 FORMATS = (
@@ -35,11 +42,6 @@ SHAPES = (
     "k4v4:kg48", "k2v2:kg48:vchannel:vg48", "k8v8:kg80:page160:q2", "k4v4:kg96:vchannel:vg96", "k2v4:kg112:h16/2:bf16", "k4v4:kg496:h8/1",
     "k4v2:token:page16:q4:kg32:vg32:h12/2", "k8v4:token:page16:d64:sym", "k4v2:token:page16:d32:sym",
 )  # fmt: skip
-
-
-@pytest.mark.parametrize("case", [KernelCase(words) for words in FORMATS + SHAPES], ids=str)
-def test_formats_and_shapes_agree_with_the_reference(case: KernelCase) -> None:
-    verify(case)
 
 
 SCHEDULES = (
@@ -74,11 +76,6 @@ VARIED = [
 ]
 
 
-@pytest.mark.parametrize("case", VARIED, ids=str)
-def test_schedules_agree_with_the_reference(case: KernelCase) -> None:
-    verify(case)
-
-
 OLDER = tuple(
     KernelCase(words, schedule, target)
     for target in ("sm80", "sm89")
@@ -91,6 +88,49 @@ OLDER = tuple(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("case", OLDER, ids=str)
-def test_older_targets_agree_through_their_ptx(case: KernelCase) -> None:
+UNQUANTIZED = (
+    KernelCase("k2v2:sink32:local128:page128"),
+    KernelCase("k2v2:sink32:local128:rollback8:q4:h8/1", "w8u4d1.two"),
+    KernelCase("k4v4:sink21:local5:rollback8:q4:kg32", "w8u1d2.bulk"),
+    KernelCase("k8v8:sink200:sinks:h12/2", "w8u1d2.tile"),
+    KernelCase("k4v8:token:page16:d64:sink40:rollback30:q3:sinks", "w8u2d2.bulk"),
+    KernelCase("k4v4:window200:local70:page64:kg64:sinks"),
+    KernelCase("k4v4:h16/2:sinks:cap30", "w8u4d1.cl8"),
+    KernelCase("k16v4:bf16:sink3:rollback2:d64", "w4u4d1c2"),
+    KernelCase("k2v2:sink32:local128:page128:q4:sinks", target="sm80"),
+)
+"""Sink, local and rollback tokens, and learned sinks."""
+CASES = [*[KernelCase(words) for words in FORMATS + SHAPES], *VARIED, *OLDER, *UNQUANTIZED]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_formats_and_schedules_agree_with_the_reference(case: KernelCase) -> None:
+    """Those for older targets through their PTX."""
     verify(case)
+
+
+@pytest.mark.parametrize("name", presets())
+def test_the_reference_does_not_depend_on_the_device(name: str) -> None:
+    spec = presets()[name]
+    layout = packed_layout(spec, 128, "mma")
+    data = structured(spec, 2, 512, q_len=3)
+    k, v = (to_blocks(x, 128) for x in (data.k, data.v))
+    here, there = pack_blocks(layout, k, v), pack_blocks(layout, k.cuda(), v.cuda())
+    assert torch.equal(here, there.cpu())
+    read, read_there = unpack_blocks(layout, here, data.k.dtype), unpack_blocks(layout, there, data.k.dtype)
+    for a, b in zip(read, read_there, strict=True):
+        assert torch.equal(a, b.cpu())
+    want = attend(data.q, *(from_blocks(x) for x in read))
+    got = attend(data.q.cuda(), *(from_blocks(x) for x in read_there))
+    for a, b in zip(want, got, strict=True):
+        torch.testing.assert_close(b.cpu(), a, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_scales_and_codes_of_a_matrix_do_not_depend_on_the_device(dtype: torch.dtype) -> None:
+    x = matrix.uniform(300, 1000, dtype, "cpu") * torch.logspace(-3, 3, 1000).to(dtype)
+    scale = matrix.scales(x)
+    assert torch.equal(matrix.scales(x.cuda()).cpu(), scale)
+    code = matrix.codes(x, scale)
+    assert torch.equal(matrix.codes(x.cuda(), scale.cuda()).cpu(), code)
+    assert torch.equal(matrix.dequantized(code.cuda(), scale.cuda(), dtype).cpu(), matrix.dequantized(code, scale, dtype))

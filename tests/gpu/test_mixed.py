@@ -96,24 +96,6 @@ def _expected(kernel: kvgen.Kernel, cache: KVCache, inputs: tuple[torch.Tensor, 
     return torch.stack(rows)
 
 
-def test_each_workload_has_its_back_end_and_the_cache_a_workspace_for_both(kernel: kvgen.Kernel) -> None:
-    assert [kernel.launch(work).backend for work in (SHORT, LONG)] == list(WINNERS.values())
-    first, second = kernel.new_cache(BATCH, CAPACITY).workspaces.values()
-    assert first.data_ptr() != second.data_ptr()
-
-
-def test_back_ends_alternate_over_one_cache_past_flushes(kernel: kvgen.Kernel) -> None:
-    cache, lengths = _filled(kernel), list(START)
-    for step in range(140):
-        inputs = _step(10 * step)
-        expected = _expected(kernel, cache, inputs, lengths)
-        work = LONG if step % 3 == 1 else SHORT
-        out = kernel.variant(work).decode(*inputs, cache)
-        assert relative_l2(out, expected) <= tolerance(torch.float16), (step, kernel.launch(work).backend)
-        lengths = [length + 1 for length in lengths]
-    assert cache.lengths.tolist() == lengths
-
-
 def test_a_growing_cache_goes_from_one_back_end_to_the_other(kernel: kvgen.Kernel) -> None:
     """2^10.5 tokens lie halfway between the workloads of the two, so at 1449 tokens the launch changes by itself."""
     cache = kernel.new_cache(BATCH, 2048)

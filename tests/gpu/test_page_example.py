@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
-from kvgen.lower.backend import Source
-from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.module import load
 from kvgen.runtime.variant import Variant
 from kvgen.toolchain import build
 from kvgen.verify.tolerance import relative_l2, tolerance
-from tests.gpu.oracle import attend, contents
+from tests.gpu.oracle import attend, contents, filled, normal
 from tests.support.kernel_cases import KernelCase
 from tests.unit.lower_cuda.page_example import WORDS, alibi, with_alibi
 
@@ -21,36 +17,18 @@ CASE, QUERIES = KernelCase(WORDS), 2
 UNEQUAL, EQUAL = (700, 0, 127, 300, 9000), (9000, 9000, 9000)
 
 
-def source(folder: Path) -> Source:
-    """The source of the default schedule with the page's header, a file below `folder`."""
-    return with_alibi(CASE.source(), folder)
-
-
 @pytest.fixture(scope="module")
 def variant(tmp_path_factory: pytest.TempPathFactory) -> Variant:
-    return Variant(CASE.spec, CASE.layout, load(build(source(tmp_path_factory.mktemp("alibi"))).path))
-
-
-def random(tokens: int, heads: int, batch: int, seed: int) -> torch.Tensor:
-    generator = torch.Generator("cuda").manual_seed(seed)
-    return torch.randn(batch, tokens, heads, CASE.spec.attention.head_dim, generator=generator, device="cuda").half()
-
-
-def filled(variant: Variant, lengths: tuple[int, ...]) -> KVCache:
-    """A cache of random tokens, its unused memory poisoned."""
-    cache, heads = variant.new_cache(len(lengths), max(lengths) + 200, "cuda"), CASE.spec.attention.kv_heads
-    cache.packed.fill_(255)
-    cache.k_residual.fill_(torch.nan)
-    cache.v_residual.fill_(torch.nan)
-    variant.prefill(cache, *(random(max(lengths), heads, len(lengths), seed) for seed in (1, 2)), list(lengths))
-    return cache
+    """The default schedule with the page's header."""
+    return Variant(CASE.spec, CASE.layout, load(build(with_alibi(CASE.source(), tmp_path_factory.mktemp("alibi"))).path))
 
 
 @pytest.mark.parametrize("uniform", [None, True, False], ids=["no plan", "static", "planned"])
 @pytest.mark.parametrize("lengths", [UNEQUAL, EQUAL], ids=["unequal", "equal"])
 def test_alibi_through_the_seam_agrees_with_its_formula(variant: Variant, lengths: tuple[int, ...], uniform: bool | None) -> None:
     """Without a plan, with one whose schedule is static (no result depends on its promise), and with one made on the device."""
-    cache, q = filled(variant, lengths), random(QUERIES, CASE.spec.attention.q_heads, len(lengths), 3)
+    a = CASE.spec.attention
+    cache, q = filled(variant, lengths, max(lengths) + 200), normal(3, len(lengths), QUERIES, a.q_heads, a.head_dim, dtype=variant.dtype)
     plan = None if uniform is None else variant.plan(cache, QUERIES, append=False, uniform=uniform)
     out = variant.attend(q, cache, plan=plan)
     held = [contents(variant.layout, cache, b, length) for b, length in enumerate(lengths)]

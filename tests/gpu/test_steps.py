@@ -5,23 +5,25 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kvgen._resources import templates
 from kvgen.errors import CacheMismatch
-from kvgen.lower.backend import get_backend
+from kvgen.lower.backend import Source, get_backend
 from kvgen.lower.schedule import layout_of
+from kvgen.lower.template import reached_headers
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.module import load
 from kvgen.runtime.variant import Variant
 from kvgen.spec import load_spec
 from kvgen.spec.target import resolve
 from kvgen.toolchain import build
+from tests.unit.lower_cuda.emulate_plan import CALLS, Planner
+from tests.unit.lower_cuda.plan_checks import OfAnyPlanner, random_plans_agree
 
 LAYERS, LENGTHS = 2, [9000, 0, 130, 4000, 127]
 
 
 @pytest.fixture(scope="module", params=["cuda", "tilelang"])
 def variant(request: pytest.FixtureRequest) -> Variant:
-    if not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device")
     spec = load_spec(
         {
             "name": "steps",
@@ -146,10 +148,19 @@ def test_a_plan_of_another_place_is_refused_within_a_capture(variant: Variant, u
         variant.decode(q, k, v, cache, plan=inner)
 
 
-@pytest.mark.parametrize("uniform", [True, False])
-def test_a_promise_of_equal_lengths_changes_no_result_beyond_rounding(variant: Variant, uniform: bool) -> None:
-    cache = filled(variant, 9200)[0]
-    q = random(1, 8, 0)
-    out = variant.attend(q, cache, plan=variant.plan(cache, append=False, uniform=uniform))
-    want = variant.attend(q, cache)
-    close(out, want)
+def calls() -> Source:
+    """The calls of a planner over kvgen's headers."""
+    include = tuple(templates() / part / "include" for part in ("cuda", "common"))
+    return Source(CALLS, "cuda", "sm90", include, headers=reached_headers(CALLS, include))
+
+
+@pytest.fixture(scope="module")
+def planner() -> Planner:
+    return Planner(build(calls()).path, gpu=True)
+
+
+class TestPlanOnAGpu(OfAnyPlanner):
+    """The emulator runs one CTA after the other. Here all of them run at once."""
+
+    def test_any_plan_is_the_oracles(self, planner: Planner) -> None:
+        random_plans_agree(planner, 200, derandomize=True)
