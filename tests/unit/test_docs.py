@@ -127,7 +127,8 @@ def missing(command: list[str], options: dict[str, set[str]]) -> list[str]:
     elif words[1] == "kvgen":
         return missing(["kvgen", *words[2:]], options)
     else:
-        path = ROOT / (words[1].replace(".", "/") + ".py")
+        path = ROOT / words[1].replace(".", "/")
+        path = path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
     if not path.is_file():
         return [" ".join(words)]
     text = script_text(path)
