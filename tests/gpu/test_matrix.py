@@ -15,7 +15,7 @@ from kvgen.spec import MatrixShape
 from kvgen.toolchain import build
 from kvgen.verify import CheckPolicy
 from kvgen.verify.matrix import MatrixCheck, MatrixWorkloadCheck
-from tests.support.matrix import matrix_spec
+from tests.support.cpu import matrix_spec
 
 LAUNCHES = {
     **PAPER_VARIANTS,

@@ -75,22 +75,6 @@ def test_bench_gives_rows_beside_torch(machine: Machine, built: dict[str, Any]):
     file = machine.root / "rows.csv"
     rows = machine.json("bench", machine.spec, "--against", "fp32-folded", "--rounds", "2", "--csv", file)
     assert [row["provider"] for row in rows] == ["kvgen", "torch"]
-    columns = {
-        "provider",
-        "backend",
-        "spec",
-        "workload",
-        "us",
-        "bytes",
-        "tb_s",
-        "read_us",
-        "read_fraction",
-        "relative_l2",
-        "watts",
-        "clock_mhz",
-        "rounds",
-    }
-    assert all(set(row) == columns for row in rows)
     assert rows[0]["workload"] == {"batch": 1, "kv_len": 256, "q_len": 1}
     assert rows[0]["bytes"] < rows[1]["bytes"]
     assert all(row["relative_l2"] <= 1e-5 for row in rows)

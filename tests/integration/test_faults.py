@@ -17,20 +17,64 @@ from kvgen.lower.space import Parameter, SearchSpace
 from kvgen.measure.device import cold_bytes
 from kvgen.registry import Store
 from kvgen.spec import AnyWorkload, KernelSpec
+from kvgen.spec.dispatch import Tiling
 from kvgen.toolchain import ArtifactCache
 from kvgen.toolchain.compilers import find_gxx
 from kvgen.tune.budget import Budget
 from kvgen.tune.runner import Runner
 from kvgen.tune.tuner import TuningResult, tune
 from kvgen.verify import CheckPolicy
-from tests.support.faulty import FaultyBackend
-from tests.support.naive import naive_source, naive_spec
+from tests.support.naive import BLOCK, naive_source, naive_spec
 
 KINDS = {"crash": "crash", "hang": "timeout", "eat": "oom", "leak": "oom", "wrong": "wrong", "broken": "compile_error"}
 
 LIMIT = 256 << 20
 LARGE_CACHE = {"llc_bytes": 480 << 20}
 """Past a last-level cache of this size the buffers of a cold measurement are twice as large as the limit."""
+
+
+FAULTY = ("crash", "hang", "eat", "leak", "wrong")
+
+
+class FaultyBackend:
+    """The default is right. Every other candidate fails in one way: it crashes, hangs, takes all memory, at once or call by call, is wrong
+    or does not compile.
+    """
+
+    name = "cpu"
+    targets: tuple[Target, ...] = ("cpu",)
+
+    def missing(self) -> str | None:
+        return None
+
+    def unsupported(self, spec: KernelSpec, target: Target) -> str | None:
+        return None
+
+    def space(self, spec: KernelSpec, target: Target) -> SearchSpace:
+        return SearchSpace(
+            self.name,
+            [
+                Parameter("block", "layout", (BLOCK,), "tokens"),
+                Parameter("order", "layout", ("simd",), "order"),
+                Parameter("fault", "launch", ("none", *FAULTY, "broken"), "what it does"),
+            ],
+            workloads=spec.workloads,
+        )
+
+    def default(self, spec: KernelSpec, target: Target, work: AnyWorkload | None = None) -> Schedule:
+        return Schedule(self.name, Params(block=BLOCK, order="simd"), Params(fault="none"))
+
+    def defaults(self, spec: KernelSpec, target: Target) -> tuple[Schedule, ...]:
+        return (self.default(spec, target),)
+
+    def tiling(self, spec: KernelSpec, schedule: Schedule, target: Target) -> Tiling:
+        return Tiling(1, 1, 1, 64, 1024, 1.0)
+
+    def lower(self, spec: KernelSpec, schedule: Schedule, target: Target) -> Source:
+        fault = schedule.launch.text("fault")
+        if fault == "broken":
+            return Source("#error this schedule does not compile\n", "c++", "cpu")
+        return naive_source(None if fault == "none" else fault)
 
 
 def run(root: Path, backend: FaultyBackend | None = None) -> TuningResult:

@@ -21,7 +21,7 @@ from kvgen.toolchain import Artifact, Resources
 from kvgen.tune.candidates import Contender
 from kvgen.tune.register import make_untuned
 from tests.packaging.fresh import fresh_environment, required
-from tests.support.tilelang import needs_tilelang
+from tests.support.kernel_cases import needs_tilelang
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -8,6 +8,8 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cache
 
+import pytest
+
 from benchmarks.gpu_words import schedules_of, spec_of, workload_of
 from kvgen.arch import Target
 from kvgen.format.layout import PackedLayout
@@ -90,3 +92,10 @@ def variant(case: KernelCase) -> Variant:
 def verify(case: KernelCase) -> None:
     """All that a build verifies of a kernel, on the GPU. Raises CheckError."""
     check(variant(case), "cuda", exact=case.schedule.exact)
+
+
+def needs_tilelang() -> None:
+    """Skip the test, or the whole module that calls it, with the reason why TileLang does not lower here."""
+    reason = get_backend("tilelang").missing()
+    if reason is not None:
+        pytest.skip(reason, allow_module_level=True)

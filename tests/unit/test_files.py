@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import os
+import resource
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from kvgen.files import child, is_name, read_json, read_plain, write_whole
-from tests.support.full_disk import no_file_beyond
 
 HOSTILE = ["", ".", "..", "../x", "a/b", "/etc", ".hidden", "-o", "a\n", "a\0b", "ä", "a b", "x" * 201, None, 7, b"a"]
 
@@ -39,6 +41,17 @@ def test_only_plain_files_within_the_bound_are_read(tmp_path: Path) -> None:
         read_plain(Path("/dev/zero"), 1 << 30)
     with pytest.raises(FileNotFoundError):
         read_plain(tmp_path / "absent", 5)
+
+
+@contextmanager
+def no_file_beyond(size: int) -> Iterator[None]:
+    """Like a disk that has no more room: what fits of a write is taken, and the rest is an error."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_page_is_written_whole_or_the_old_one_stays(tmp_path: Path):

@@ -17,7 +17,7 @@ from kvgen.toolchain import ArtifactCache
 from kvgen.tune.budget import Budget
 from kvgen.tune.tuner import tune
 from kvgen.verify import matrix as reference
-from tests.support.matrix import matrix_spec
+from tests.support.cpu import matrix_spec
 from tests.support.tuning import FakeRunner
 
 

@@ -12,7 +12,7 @@ from kvgen.bench import int8_kernels
 from kvgen.cli import main
 from kvgen.measure.measurement import TimingPolicy
 from kvgen.spec import MatrixShape
-from tests.support.matrix import cpu_matrix
+from tests.support.cpu import cpu_matrix
 
 
 def entrant(name: str) -> int8_kernels.Entrant:

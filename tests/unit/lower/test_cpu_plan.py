@@ -14,7 +14,7 @@ from kvgen.runtime.variant import Variant
 from kvgen.spec import KernelSpec
 from kvgen.verify.plan import PlanShape, make_plan, read_plan, written_plan
 from tests.support.cpu import spec_of, variant
-from tests.support.plans import lengths_up_to
+from tests.support.specs import lengths_up_to
 
 BLOCK, CHUNK, SPLIT, BIG = 32, 128, 1024, 1 << 20
 SPEC, WINDOWED = spec_of(q_len=4), spec_of(window=300, page=64, q_len=4, k="4t32")

@@ -19,7 +19,7 @@ from kvgen.verify import matrix as reference
 from tests.lives.__main__ import Built, apart, cpu, emulated, lives, matrix, tilelang
 from tests.lives.life import Life
 from tests.lives.matrix import MatrixLife
-from tests.support.tilelang import needs_tilelang
+from tests.support.kernel_cases import needs_tilelang
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from kvgen.spec import MatrixShape, load_any_spec
 from kvgen.verify import CheckPolicy
 from kvgen.verify import matrix as reference
 from kvgen.verify.matrix import MatrixCheck
-from tests.support.matrix import cpu_matrix, matrix_spec
+from tests.support.cpu import cpu_matrix, matrix_spec
 
 
 def test_a_back_end_without_such_kernels_says_so() -> None:

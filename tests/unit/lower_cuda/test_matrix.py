@@ -13,7 +13,7 @@ from kvgen.lower.matrix import NO_LAYOUT, PAPER_VARIANTS
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.toolchain import build
 from kvgen.verify import matrix as reference
-from tests.support.matrix import matrix_spec
+from tests.support.cpu import matrix_spec
 from tests.unit.lower_cuda.emulate_matrix import EmulatedMatrix
 
 SHAPES = ((1, 1), (5, 128), (33, 65), (37, 96), (70, 200))

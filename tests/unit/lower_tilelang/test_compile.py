@@ -9,8 +9,7 @@ import pytest
 from kvgen.errors import CompileError
 from kvgen.toolchain.cache import ArtifactCache
 from kvgen.toolchain.compile import build_many
-from tests.support.kernel_cases import KernelCase
-from tests.support.tilelang import needs_tilelang
+from tests.support.kernel_cases import KernelCase, needs_tilelang
 
 needs_tilelang()
 pytestmark = [pytest.mark.nvcc, pytest.mark.slow, pytest.mark.timeout(900)]

@@ -9,7 +9,7 @@ from kvgen.measure.inputs import CALLS, MatrixInputs, NoRoom, WorkloadInputs, ca
 from kvgen.measure.measurement import TimingPolicy
 from kvgen.spec import MatrixShape, Workload
 from kvgen.spec.workloads import parse, sequence_lengths
-from tests.support.matrix import cpu_matrix, matrix_spec
+from tests.support.cpu import cpu_matrix, matrix_spec
 from tests.support.naive import BLOCK, naive_variant
 
 DECODE = TimingPolicy(call="decode", seconds=0.01, warmup_seconds=0.0, samples=2)

@@ -10,7 +10,7 @@ from kvgen.measure.measurement import Job, TimingPolicy
 from kvgen.spec import MatrixShape
 from kvgen.toolchain import build
 from kvgen.verify import CheckPolicy
-from tests.support.matrix import matrix_spec
+from tests.support.cpu import matrix_spec
 
 TIMING = TimingPolicy(seconds=0.002, warmup_seconds=0.0, samples=5, cold_bytes=1 << 18, read=True, threads=1)
 

@@ -7,7 +7,7 @@ import pytest
 from kvgen.registry import packaged_store
 from kvgen.registry.store import format_name
 from kvgen.spec import KernelSpec
-from tests.support.tilelang import needs_tilelang
+from tests.support.kernel_cases import needs_tilelang
 
 SHIPPED = packaged_store().all()
 

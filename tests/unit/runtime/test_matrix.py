@@ -10,7 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from kvgen.runtime.matrix import MatrixVariant
-from tests.support.matrix import matrix_spec
+from tests.support.cpu import matrix_spec
 
 
 def reached(*_: Any) -> None:

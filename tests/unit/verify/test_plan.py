@@ -9,7 +9,7 @@ from itertools import groupby, pairwise
 from hypothesis import given
 
 from kvgen.verify.plan import HeadLoad, Plan, PlanShape, Row, WorkTile, make_plan, read_plan, written_plan
-from tests.support.plans import steps
+from tests.support.specs import planned_steps
 
 Step = tuple[PlanShape, list[int], int, bool]
 
@@ -22,7 +22,7 @@ def by_head(plan: Plan) -> dict[tuple[int, int], list[WorkTile]]:
     return {head: list(tiles) for head, tiles in groupby(all_tiles(plan), key=lambda tile: (tile.sequence, tile.head))}
 
 
-@given(steps())
+@given(planned_steps())
 def test_every_visible_tile_is_attended_once_and_no_other(step: Step) -> None:
     shape, lengths, limit, skip_empty = step
     plan = make_plan(shape, lengths, limit, skip_empty)
@@ -33,7 +33,7 @@ def test_every_visible_tile_is_attended_once_and_no_other(step: Step) -> None:
     assert all(tile.length == lengths[tile.sequence] for tile in all_tiles(plan))
 
 
-@given(steps(window=True))
+@given(planned_steps(window=True))
 def test_no_tile_before_the_window_and_none_that_a_query_sees_is_left_out(step: Step) -> None:
     shape, lengths, _, _ = step
     for length in lengths:
@@ -43,7 +43,7 @@ def test_no_tile_before_the_window_and_none_that_a_query_sees_is_left_out(step: 
         assert seen <= set(shape.tiles(length)) <= seen | {first_visible // shape.tile_tokens}
 
 
-@given(steps())
+@given(planned_steps())
 def test_no_worker_has_more_than_the_mean_and_a_tile(step: Step) -> None:
     shape, lengths, limit, skip_empty = step
     plan = make_plan(shape, lengths, limit, skip_empty)
@@ -54,7 +54,7 @@ def test_no_worker_has_more_than_the_mean_and_a_tile(step: Step) -> None:
         assert sum(tile.end - tile.first + shape.head_cost * (tile.split_idx == 0) for tile in worker) <= most
 
 
-@given(steps())
+@given(planned_steps())
 def test_slots_are_unique_and_those_of_a_head_follow_one_another(step: Step) -> None:
     shape, lengths, limit, skip_empty = step
     plan = make_plan(shape, lengths, limit, skip_empty)
@@ -69,7 +69,7 @@ def test_slots_are_unique_and_those_of_a_head_follow_one_another(step: Step) -> 
         assert all(before.end == after.first for before, after in pairwise(tiles))
 
 
-@given(steps())
+@given(planned_steps())
 def test_empty_and_overflowing_sequences_are_listed(step: Step) -> None:
     shape, lengths, limit, skip_empty = step
     plan = make_plan(shape, lengths, limit, skip_empty)
@@ -78,7 +78,7 @@ def test_empty_and_overflowing_sequences_are_listed(step: Step) -> None:
     assert plan.overflowing == tuple(b for b, n in enumerate(lengths) if b not in plan.empty and n + shape.fresh > limit)
 
 
-@given(steps())
+@given(planned_steps())
 def test_a_plan_is_read_back_as_it_was_written(step: Step) -> None:
     shape, lengths, limit, skip_empty = step
     plan = make_plan(shape, lengths, limit, skip_empty)
