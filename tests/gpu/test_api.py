@@ -19,7 +19,7 @@ from kvgen.spec.target import resolve
 from kvgen.spec.timing import Timing
 from kvgen.toolchain import build
 from kvgen.verify.tolerance import relative_l2, tolerance
-from tests.gpu.oracle import attend, contents
+from tests.gpu.oracle import attend, contents, normal
 
 BATCH, TOKENS, CAPACITY = 2, 300, 1024
 
@@ -47,8 +47,7 @@ def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
 
 
 def _random(seed: int, tokens: int, heads: int) -> torch.Tensor:
-    generator = torch.Generator("cuda").manual_seed(seed)
-    return torch.randn(BATCH, tokens, heads, 128, generator=generator, device="cuda").half()
+    return normal(seed, BATCH, tokens, heads, 128, dtype=torch.float16)
 
 
 def _step(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -22,7 +22,7 @@ from kvgen.spec.target import resolve
 from kvgen.spec.timing import Timing
 from kvgen.toolchain import build
 from kvgen.verify.tolerance import relative_l2, tolerance
-from tests.gpu.oracle import attend, contents
+from tests.gpu.oracle import attend, contents, normal, with_new
 
 pytestmark = pytest.mark.skipif(find_spec("tilelang") is None, reason="TileLang is not installed")
 
@@ -69,8 +69,7 @@ def kernel(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
 
 
 def _random(seed: int, tokens: int, heads: int) -> torch.Tensor:
-    generator = torch.Generator("cuda").manual_seed(seed)
-    return torch.randn(BATCH, tokens, heads, 128, generator=generator, device="cuda").half()
+    return normal(seed, BATCH, tokens, heads, 128, dtype=torch.float16)
 
 
 def _step(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -86,14 +85,8 @@ def _filled(kernel: kvgen.Kernel) -> KVCache:
 def _expected(kernel: kvgen.Kernel, cache: KVCache, inputs: tuple[torch.Tensor, ...], lengths: list[int]) -> torch.Tensor:
     """What a decode step should give: the blocks that are full before it as packed, all else in dtype."""
     q, *new = inputs
-    rows = []
-    for b, length in enumerate(lengths):
-        k, v = (
-            torch.cat([old, fresh[b].transpose(0, 1).double()], 1)
-            for old, fresh in zip(contents(kernel.layout, cache, b, length), new, strict=True)
-        )
-        rows.append(attend(kernel.spec, q[b], k, v)[0])
-    return torch.stack(rows)
+    held = [contents(kernel.layout, cache, b, length) for b, length in enumerate(lengths)]
+    return torch.stack([attend(kernel.spec, q[b], *with_new(old, new, b))[0] for b, old in enumerate(held)])
 
 
 def test_a_growing_cache_goes_from_one_back_end_to_the_other(kernel: kvgen.Kernel) -> None:

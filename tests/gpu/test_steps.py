@@ -7,15 +7,14 @@ import torch
 
 from kvgen._resources import templates
 from kvgen.errors import CacheMismatch
-from kvgen.lower.backend import Source, get_backend
-from kvgen.lower.schedule import layout_of
+from kvgen.lower.backend import Source
 from kvgen.lower.template import reached_headers
 from kvgen.runtime.kvcache import KVCache
-from kvgen.runtime.module import load
 from kvgen.runtime.variant import Variant
-from kvgen.spec import load_spec
-from kvgen.spec.target import resolve
 from kvgen.toolchain import build
+from tests.gpu.oracle import normal
+from tests.support.kernel_cases import KernelCase
+from tests.support.kernel_cases import variant as compiled
 from tests.unit.lower_cuda.emulate_plan import CALLS, Planner
 from tests.unit.lower_cuda.plan_checks import OfAnyPlanner, random_plans_agree
 
@@ -24,23 +23,11 @@ LAYERS, LENGTHS = 2, [9000, 0, 130, 4000, 127]
 
 @pytest.fixture(scope="module", params=["cuda", "tilelang"])
 def variant(request: pytest.FixtureRequest) -> Variant:
-    spec = load_spec(
-        {
-            "name": "steps",
-            "attention": {"q_heads": 8, "kv_heads": 2, "head_dim": 128},
-            "key": {"bits": 4, "axis": "channel", "group": 128},
-            "value": {"bits": 4, "axis": "token", "group": 128},
-            "workloads": [{"batch": 4, "kv_len": 4096}],
-        }
-    )
-    backend, target = get_backend(request.param), resolve(spec.arch)
-    schedule = backend.default(spec, target)
-    return Variant(spec, layout_of(spec, schedule.layout), load(build(backend.lower(spec, schedule, target)).path))
+    return compiled(KernelCase("k4v4:h8/2", backend=request.param))
 
 
 def random(tokens: int, heads: int, seed: int) -> torch.Tensor:
-    generator = torch.Generator("cuda").manual_seed(seed)
-    return torch.randn(len(LENGTHS), tokens, heads, 128, generator=generator, device="cuda").half()
+    return normal(seed, len(LENGTHS), tokens, heads, 128, dtype=torch.float16)
 
 
 def filled(variant: Variant, max_len: int) -> list[KVCache]:

@@ -9,6 +9,7 @@ import torch
 
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.variant import Variant
+from tests.gpu.oracle import normal
 from tests.support.kernel_cases import KernelCase, variant
 
 TOKENS = 20000
@@ -20,7 +21,7 @@ def kernel() -> Variant:
 
 
 def _random(seed: int, tokens: int, heads: int) -> torch.Tensor:
-    return torch.randn(1, tokens, heads, 128, generator=torch.Generator("cuda").manual_seed(seed), device="cuda").half()
+    return normal(seed, 1, tokens, heads, 128, dtype=torch.float16).contiguous()
 
 
 def _filled(kernel: Variant) -> KVCache:

@@ -25,6 +25,7 @@ from kvgen.tune.runner import Runner
 from kvgen.tune.tuner import TuningResult, tune
 from kvgen.verify import CheckPolicy
 from tests.support.naive import BLOCK, naive_source, naive_spec
+from tests.support.tuning import FakeBackend
 
 KINDS = {"crash": "crash", "hang": "timeout", "eat": "oom", "leak": "oom", "wrong": "wrong", "broken": "compile_error"}
 
@@ -36,36 +37,18 @@ LARGE_CACHE = {"llc_bytes": 480 << 20}
 FAULTY = ("crash", "hang", "eat", "leak", "wrong")
 
 
-class FaultyBackend:
+class FaultyBackend(FakeBackend):
     """The default is right. Every other candidate fails in one way: it crashes, hangs, takes all memory, at once or call by call, is wrong
     or does not compile.
     """
 
-    name = "cpu"
-    targets: tuple[Target, ...] = ("cpu",)
-
-    def missing(self) -> str | None:
-        return None
-
-    def unsupported(self, spec: KernelSpec, target: Target) -> str | None:
-        return None
-
     def space(self, spec: KernelSpec, target: Target) -> SearchSpace:
-        return SearchSpace(
-            self.name,
-            [
-                Parameter("block", "layout", (BLOCK,), "tokens"),
-                Parameter("order", "layout", ("simd",), "order"),
-                Parameter("fault", "launch", ("none", *FAULTY, "broken"), "what it does"),
-            ],
-            workloads=spec.workloads,
-        )
+        faults = Parameter("fault", "launch", ("none", *FAULTY, "broken"), "what it does")
+        block, order = (Parameter(name, "layout", (value,), name) for name, value in (("block", BLOCK), ("order", "simd")))
+        return SearchSpace(self.name, [block, order, faults], workloads=spec.workloads)
 
     def default(self, spec: KernelSpec, target: Target, work: AnyWorkload | None = None) -> Schedule:
         return Schedule(self.name, Params(block=BLOCK, order="simd"), Params(fault="none"))
-
-    def defaults(self, spec: KernelSpec, target: Target) -> tuple[Schedule, ...]:
-        return (self.default(spec, target),)
 
     def tiling(self, spec: KernelSpec, schedule: Schedule, target: Target) -> Tiling:
         return Tiling(1, 1, 1, 64, 1024, 1.0)

@@ -37,13 +37,6 @@ def test_figures_are_those_of_the_results():
     assert sorted(named) == sorted(tables.TABLES)
 
 
-def test_features_are_valid_specs_that_differ():
-    from kvgen.api.support import EXTEND, FEATURES, feature_spec
-
-    names = [name for name in FEATURES if name != EXTEND]
-    assert len({feature_spec(name, "cpu").format_id for name in names}) == len(names)
-
-
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_links_lead_somewhere(document):
     for target in re.findall(r"\]\(([^)#]+)\)", document.read_text()):
@@ -101,37 +94,24 @@ def named_commands(text: str) -> list[list[str]]:
     return [re.split(r"\s#|\s{2,}", found.strip())[0].split() for found in re.findall(r"`((?:python|kvgen) [^`\n]+)`", text) + lines]
 
 
-def script_text(path: Path) -> str:
-    """A script, and those of its own folder that it imports."""
-    text = path.read_text()
-    package = re.escape(".".join(path.parent.relative_to(ROOT).parts))
-    near = (path.parent / f"{name}.py" for name in re.findall(rf"from {package}\.(\w+) import", text))
-    return text + "".join(other.read_text() for other in near)
-
-
 def missing(command: list[str], options: dict[str, set[str]]) -> list[str]:
     """What of a command does not exist: its script or name, and its options."""
     given = {word.strip("[],") for word in command if re.match(r"\[?--?[a-z]", word) and word != "-m"}
-    gone = [word for word in command if word.startswith("examples/") and not (ROOT / word).exists()]
-    program, *words = command
-    if gone:
+    program, *words = (command[3:] and command[:3] == ["python", "-m", "kvgen"] and ["kvgen", *command[3:]]) or command
+    if gone := [word for word in words if word.startswith("examples/") and not (ROOT / word).exists()]:
         return gone
     if program == "kvgen":
         if words[0].startswith("-") or words[0].isupper():
             return []
         return sorted(given - options[words[0]]) if words[0] in options else [words[0]]
-    if words[0] != "-m":
-        path = ROOT / words[0]
-    elif words[1].split(".")[0] not in ("kvgen", "tests", "benchmarks"):
+    path = ROOT / (words[1].replace(".", "/") if words[0] == "-m" else words[0].removesuffix(".py"))
+    if path.relative_to(ROOT).parts[0] not in ("kvgen", "tests", "benchmarks"):
         return []  # a program of another project
-    elif words[1] == "kvgen":
-        return missing(["kvgen", *words[2:]], options)
-    else:
-        path = ROOT / words[1].replace(".", "/")
-        path = path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
+    path = path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
     if not path.is_file():
         return [" ".join(words)]
-    text = script_text(path)
+    near = re.findall(rf"from {re.escape('.'.join(path.parent.relative_to(ROOT).parts))}\.(\w+) import", text := path.read_text())
+    text += "".join((path.parent / f"{name}.py").read_text() for name in near)
     return sorted(option for option in given if f'"{option}"' not in text)
 
 
@@ -139,11 +119,3 @@ def missing(command: list[str], options: dict[str, set[str]]) -> list[str]:
 def test_commands_that_a_document_names_exist(document, options):
     for command in named_commands(document.read_text()):
         assert not missing(command, options), " ".join(command)
-
-
-def test_a_command_that_is_gone_is_found_out(options):
-    assert missing(["kvgen", "bench", "x.yaml", "--sustained", "0.5"], options) == []
-    assert missing(["kvgen", "bench", "x.yaml", "--gone"], options) == ["--gone"]
-    assert missing(["kvgen", "gone"], options) == ["gone"]
-    assert missing(["python", "benchmarks/gone.py"], options) == ["benchmarks/gone.py"]
-    assert missing(["python", "benchmarks/gpu_plan.py", "--gone"], options) == ["--gone"]
