@@ -106,17 +106,6 @@ def test_a_loop_runs_on_another_gpu_than_the_current_one(model: Any) -> None:
     assert_likeliest(model, prompt, tokens[:, place].tolist())
 
 
-@torch.no_grad()
-def test_crops_beyond_the_rollback_leave_the_positions_right(model: Any) -> None:
-    cache, ids = cache_of(model, 2, cache={"rollback": 8}), random_ids(2, 20).to(DEVICE)
-    model(ids, past_key_values=cache)
-    cache.crop(-6)
-    with pytest.raises(ValueError, match=r"crop\(6\): at most 2 positions"):
-        cache.crop(-6)
-    assert (cache.get_seq_length(), cache.lengths.tolist()) == (14, [14, 14])
-    cache.check()
-
-
 def test_generate_over_a_packed_cache(model: Any) -> None:
     """Padding on the left of the shorter prompt."""
     prompts, mask = random_ids(2, 40), torch.ones(2, 40, dtype=torch.int64)

@@ -14,7 +14,7 @@ from kvgen.format.window import first_held, window_places
 from kvgen.spec import KernelSpec
 from kvgen.verify.cache import ReferenceCache
 from kvgen.verify.quantize import torch_dtype
-from kvgen.verify.tolerance import relative_l2, row_tolerance, tolerance, worst_relative_l2
+from kvgen.verify.tolerance import Comparison
 from tests.lives.draw import CUDA, KINDS, dense, drawn_gpu_spec, drawn_query, drawn_schedule, drawn_sinks, drawn_tensor
 from tests.lives.life import require
 from tests.support.packed import meaningful_bytes, sequence_blocks
@@ -82,8 +82,9 @@ class StepLife:
         step.run()
         again = replace(step)
         again.run()
+        comparison = Comparison(self.spec, torch.device("cpu"), exact=self.built.exact)
         for one, other in ((step.out, again.out), (step.lse, again.lse)):
-            require(torch.equal(one.view(torch.uint8), other.view(torch.uint8)), "a repeated call gives other bits")
+            comparison.same_bits("a repeated call", one, other)
         works = [length + tokens <= limit or (skip and not length) for length in lengths]
         if new:
             counts = torch.tensor([tokens * (there and not (skip and not n)) for there, n in zip(works, lengths, strict=True)])
@@ -94,13 +95,7 @@ class StepLife:
             if not there:
                 require(bool(step.out[b].isnan().all() & step.lse[b].isnan().all()), f"sequence {b} without room is written")
                 step.out[b], step.lse[b] = want[b].to(q.dtype), want_lse[b].float()
-        require(relative_l2(step.out, want) <= tolerance(q.dtype), f"relative l2 of the output is {relative_l2(step.out, want):.3g}")
-        worst = worst_relative_l2(step.out, want)
-        require(worst <= row_tolerance(self.spec.attention.dtype, exact=self.built.exact), f"the worst row is off by {worst:.3g}")
-        seen = torch.isfinite(want_lse)
-        require(torch.equal(torch.isfinite(step.lse), seen), "the LSE of a query that sees nothing")
-        error = ((step.lse - want_lse).abs() / (1 + want_lse.abs()))[seen]
-        require(not error.numel() or float(error.max()) <= tolerance(q.dtype), "the LSE")
+        comparison.output("output", step.out, step.lse, want, want_lse)
         require(step.lengths.tolist() == (lengths if planned or not new else held.lengths.tolist()), "lengths")
         cleared(step)
         if new:

@@ -15,7 +15,7 @@ from kvgen.runtime.variant import Variant
 from kvgen.verify.cache import ReferenceCache
 from kvgen.verify.calls import poison, poisoned
 from kvgen.verify.lives import restored
-from kvgen.verify.tolerance import relative_l2, row_tolerance, tolerance, worst_relative_l2
+from kvgen.verify.tolerance import Comparison, relative_l2, tolerance
 from tests.lives.draw import KINDS, drawn_query, drawn_sinks, drawn_tensor
 from tests.support.packed import meaningful_bytes, sequence_blocks
 
@@ -41,9 +41,10 @@ class Life:
 
     def __init__(self, launches: Sequence[Variant], draw: Random, device: str = "cpu", *, exact: bool = True) -> None:
         """`exact`: whether the launches carry the rounding errors that `exact_q: false` leaves out."""
-        self.launches, self.draw, self.device, self.exact = launches, draw, torch.device(device), exact
+        self.launches, self.draw, self.device = launches, draw, torch.device(device)
         self.spec, self.layout = launches[0].spec, launches[0].layout
         self.attention = self.spec.attention
+        self.comparison = Comparison(self.spec, torch.device("cpu"), exact=exact)
         self.batch = draw.randint(1, 4)
         unpacked = self.spec.cache.unpacked + self.spec.cache.rollback
         tokens = min(draw.randint(1, 4) * self.layout.tokens, 1300) if draw.random() < 0.95 else 4500  # several splits
@@ -176,7 +177,7 @@ class Life:
                 result.fill_(torch.nan)
             run()
             for results, want in zip(outputs, wanted, strict=True):
-                self.agree(*(x.cpu() for x in results), *want)
+                self.comparison.output("replayed", *(x.cpu() for x in results), *want)
             self.grown()
             for reference in self.references:
                 reference.crop(taken.cpu())
@@ -300,9 +301,10 @@ class Life:
         twice = tokens <= self.attention.q_len and self.draw.random() < REPEATED
         with restored(cache) if twice else nullcontext():
             out, lse = made()
-        self.agree(out, lse, want, want_lse)
-        for one, other in zip((out, lse), made() if twice else (out, lse), strict=True):
-            require(torch.equal(one.view(torch.uint8), other.view(torch.uint8)), "a repeated call gives other bits")
+        self.comparison.output("output", out, lse, want, want_lse)
+        if twice:
+            for one, other in zip((out, lse), made(), strict=True):
+                self.comparison.same_bits("a repeated call", one, other)
 
     def query_tokens(self) -> int:
         """Within what the kernel is compiled for, or extend attention."""
@@ -310,17 +312,6 @@ class Life:
         return self.draw.choice([1, most, self.draw.randint(1, most), self.draw.randint(1, 90)])
 
     # --- comparisons ---------------------------------------------------------------------------------------------------
-
-    def agree(self, out: torch.Tensor, lse: torch.Tensor, want: torch.Tensor, want_lse: torch.Tensor) -> None:
-        """Results and the reference's."""
-        limit = tolerance(out.dtype)
-        require(relative_l2(out, want) <= limit, f"relative l2 of the output is {relative_l2(out, want):.3g}")
-        worst = worst_relative_l2(out, want)
-        require(worst <= row_tolerance(self.spec.attention.dtype, exact=self.exact), f"the worst row is off by {worst:.3g}")
-        seen = torch.isfinite(want_lse)
-        require(torch.equal(lse[~seen].double(), want_lse[~seen]), "the LSE of a query that sees nothing")
-        error = ((lse - want_lse).abs() / (1 + want_lse.abs()))[seen]
-        require(not error.numel() or float(error.max()) <= limit, f"the LSE is off by {float(error.max() if error.numel() else 0):.3g}")
 
     def lengths_agree(self) -> None:
         """Of cache and reference."""

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = pytest.mark.slow
 
-RUN_TIME = "torch apache-tvm-ffi filelock jinja2 numpy nvidia-ml-py platformdirs pydantic pyyaml rich typer"
+RUN_TIME = "torch apache-tvm-ffi filelock jinja2 numpy nvidia-ml-py pandas platformdirs pydantic pyyaml rich typer"
 
 SPEC = {
     "name": "wheel",
