@@ -49,11 +49,6 @@ def test_every_back_end_computes_an_example_or_says_why_not(file: Path) -> None:
                     backend.default(spec, target)
 
 
-def test_the_example_of_speculative_decoding_can_take_tokens_back() -> None:
-    spec = load_spec(ROOT / "examples" / "speculative_kv4.yaml")
-    assert spec.cache.rollback >= spec.attention.q_len > 1
-
-
 def test_models_have_their_shapes() -> None:
     for name, (q_heads, kv_heads, head_dim, more) in MODELS.items():
         attention = load_spec(ROOT / "examples" / f"{name}.yaml").attention
@@ -69,8 +64,3 @@ def test_every_preset_has_an_example() -> None:
 
     shown = [stored(load_spec(file)) for file in EXAMPLES]
     assert [name for name, spec in presets().items() if stored(spec) not in shown] == []
-
-
-def test_the_page_on_specs_names_every_example() -> None:
-    text = (ROOT / "docs" / "spec.md").read_text()
-    assert [file.stem for file in EXAMPLES if f"`{file.stem}`" not in text] == []
