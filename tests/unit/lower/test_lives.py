@@ -16,9 +16,11 @@ import torch
 
 from kvgen.runtime.variant import Variant
 from kvgen.verify import matrix as reference
-from tests.lives.__main__ import Built, apart, cpu, emulated, lives, matrix, tilelang
+from tests.lives.emulated import emulated
 from tests.lives.life import Life
-from tests.lives.matrix import MatrixLife
+from tests.lives.matrix import MatrixLife, matrix
+from tests.lives.run import Built, apart, cpu, lives
+from tests.lives.tilelang import tilelang
 from tests.support.kernel_cases import needs_tilelang
 
 

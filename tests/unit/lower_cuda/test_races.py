@@ -8,7 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from kvgen._resources import templates
-from tests.lives.__main__ import emulated, lives
+from tests.lives.emulated import emulated
+from tests.lives.run import lives
 from tests.unit.lower_cuda import race_checks
 from tests.unit.lower_cuda.emulate import library
 
