@@ -51,8 +51,11 @@ def build(
     as_json: Json = False,
 ) -> None:
     """Tune specs for this machine and register the winners. Ctrl-C registers the best so far; a later run continues from there."""
-    from kvgen._nvml import visible_gpus
     from kvgen.extras import require
+
+    require("kvgen build", "optuna")  # which the imports below need
+
+    from kvgen._nvml import visible_gpus
     from kvgen.spec.target import resolve
     from kvgen.tune.budget import Budget
     from kvgen.tune.compile_only import compile_space
@@ -67,7 +70,6 @@ def build(
     chosen = [resolve_any_spec(name, arch, workload) for name in specs]
     if devices is not None and all(resolve(spec.arch) == "cpu" for spec in chosen):
         raise typer.BadParameter("--devices names GPUs, and this build is for cpu")
-    require("kvgen build", "optuna")
     try:
         bounds = Budget(trials, budget if budget is not None or trials else DEFAULT_SECONDS)
         gpus = range(len(visible_gpus())) if devices == "all" else [int(part) for part in devices.split(",")] if devices else None
