@@ -46,13 +46,13 @@ def wait_for_points(machine: Machine, process: subprocess.Popen[str], count: int
 
 
 def leftovers(machine: Machine) -> list[str]:
-    """What is neither an entry, nor a compiled module or its name, a journal, a record of what was validated or an empty lock."""
+    """What is neither an entry, nor a compiled module or its name, a journal or an empty lock."""
     found = []
     for file in machine.root.rglob("*"):
         place = file.relative_to(machine.root)
-        expected = place.parts[0] == "registry" and len(place.parts) == 5 and not place.parts[1].startswith(".")
+        expected = place.parts[0] == "registry" and len(place.parts) == 3 and not place.parts[1].startswith(".")
         expected |= (
-            place.parts[:2] in {("cache", name) for name in ("modules", "sources", "studies", "validated")} or place.name == "tiny.yaml"
+            place.parts[:2] in {("cache", name) for name in ("modules", "sources", "studies")} or place.name == "tiny.yaml"
         )
         empty_lock = file.suffix == ".lock" or file.name == ".lock"
         if file.is_file() and not expected and not (empty_lock and file.stat().st_size == 0):
