@@ -51,9 +51,7 @@ def leftovers(machine: Machine) -> list[str]:
     for file in machine.root.rglob("*"):
         place = file.relative_to(machine.root)
         expected = place.parts[0] == "registry" and len(place.parts) == 3 and not place.parts[1].startswith(".")
-        expected |= (
-            place.parts[:2] in {("cache", name) for name in ("modules", "sources", "studies")} or place.name == "tiny.yaml"
-        )
+        expected |= place.parts[:2] in {("cache", name) for name in ("modules", "sources", "studies")} or place.name == "tiny.yaml"
         empty_lock = file.suffix == ".lock" or file.name == ".lock"
         if file.is_file() and not expected and not (empty_lock and file.stat().st_size == 0):
             found.append(str(place))
