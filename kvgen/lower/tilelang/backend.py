@@ -23,7 +23,7 @@ from kvgen.spec.dispatch import Tiling
 
 NAME = "tilelang"
 FLAGS = ("-diag-suppress=550",)
-LAUNCHES = ((128, 2, 6), (64, 2, 8), (64, 2, 4), (32, 2, 8), (64, 2, 2), (32, 2, 4), (32, 2, 2))
+LAUNCHES = ((128, 2, 8), (64, 2, 8), (64, 2, 4), (32, 2, 8), (64, 2, 2), (32, 2, 4), (32, 2, 2))
 """(kv_tile, stages, ctas_per_sm) by preference."""
 RING_BYTES = 32 * 1024
 """A CTA's ring that is large enough: of wider codes, KV tiles have fewer tokens."""

@@ -25,10 +25,11 @@ CODE_UNIT = 2.0**24
 PLAN_HEADER = 8
 WORK_TILE = 8
 """int32 of a plan before the workers' ranges, and of a work tile (kvgen/schedule/plan.hpp)."""
-RESIDUAL_SCALE = 2.0**-12
-"""The least scale of V that weights leave room for; unquantized tokens have it."""
-HEADROOM = 8.0
-"""log2 of what weights times V's scales may become before `row_max` is raised."""
+LEAST_SCALE = 2.0**-12
+"""The least scale of V that weights leave room for: unquantized tokens have it, and constant ones, whose scales are 0."""
+HEADROOM = 3.0
+"""log2 of what weights times V's scales may become before `row_max` is raised. Weights of unquantized tokens become 2^HEADROOM /
+LEAST_SCALE, which float16 must hold."""
 RESIDUAL_TILE = 16
 """Unquantized tokens that are attended at a time. The splits take such tiles in turn."""
 
@@ -57,6 +58,7 @@ def program(p: Sizes, planned: bool) -> Any:
     ) -> None:  # fmt: skip
         with T.Kernel(ctas, splits, threads=WARP) as (cta, split):
             T.annotate_min_blocks_per_sm(p.ctas_per_sm)
+            T.call_extern("handle", "kvgen::ptx::griddepcontrol_launch_dependents")  # the finishing kernel, which waits for the end
             f = allocate(p)
             k = Args(
                 q, packed, table, k_residual, v_residual, partial, stats, (q_batch, q_token, q_head), (k_new, k_batch, k_token, k_head),
@@ -213,10 +215,10 @@ def field_unit(bits: int, row: Any) -> Any:
 def attend_split(p: Any, k: Any, work: Any, f: Any) -> None:
     """Attend to the split's KV tiles and its part of the residual, and store the partial result."""
     T.sync_threads()
-    begin(p, k, work, f)
-    load_residual(p, k, work, f, work.split * RESIDUAL_TILE)
     for i in T.unroll(p.stages):
         copy_kv_tile(p, k, work, f, i)
+    load_residual(p, k, work, f, work.split * RESIDUAL_TILE)
+    begin(p, k, work, f)
     attend_residual(p, k, work, f)
     for i in T.serial(work.count):
         T.ptx_wait_group((p.stages - 1) * p.copies)
@@ -309,7 +311,7 @@ def attend_residual(p: Any, k: Any, work: Any, f: Any) -> None:
             seen = first + t < rest - hidden(p, k, work, r)
             f.res_x[r, t] = T.if_then_else(seen, f.res_products[r, t] * k.scale, T.float32(MASKED))
         for r in T.Parallel(Q_ROWS):
-            f.scale[r] = T.float32(RESIDUAL_SCALE)
+            f.scale[r] = T.float32(LEAST_SCALE)
         update_softmax(p, f, f.res_x)
         split_halves(f.res_x, f.res_weights, RESIDUAL_TILE)
         T.call_extern("handle", f"kvgen::transpose_rows<{p.dim}>", f.res_values.data)
@@ -317,7 +319,7 @@ def attend_residual(p: Any, k: Any, work: Any, f: Any) -> None:
         load_residual(p, k, work, f, first + work.splits * RESIDUAL_TILE)
     for half in (0, Q_ROWS):
         for r, j in T.Parallel(Q_ROWS, p.dim):
-            f.out[r + half, j] = f.out[r + half, j] * T.float32(1.0) / field_unit(p.layout.value.bits, j)
+            f.out[r + half, j] = f.out[r + half, j] * (T.float32(1.0) / field_unit(p.layout.value.bits, j))
 
 
 def hidden(p: Sizes, k: Args, work: Work, r: Any) -> Any:
@@ -441,10 +443,11 @@ def exp2(x: Any) -> Any:
 
 @T.macro
 def load_scales(p: Any, f: Any, slot: Any, step: Any) -> None:
-    """V's scales of a step's tokens, and the largest of them."""
+    """V's scales of a step's tokens, and the largest of them and LEAST_SCALE."""
     for r, t in T.Parallel(Q_ROWS, p.step):
         f.scales[r, t] = token_param(p, f, slot, step, "value", t, 0)
-    T.reduce_max(f.scales, f.scale, dim=1)
+    T.fill(f.scale, LEAST_SCALE)
+    T.reduce_max(f.scales, f.scale, dim=1, clear=False)
 
 
 @T.macro

@@ -89,6 +89,20 @@ def test_scales_of_v_of_any_size_are_exact(kernel: Make, planned: bool) -> None:
 
 
 @by_scheduler
+def test_weights_are_finite_where_scores_grow_and_where_v_is_constant(kernel: Make, planned: bool) -> None:
+    """The largest weights: of unquantized tokens whose scores grow slowly, and of a block whose scales are 0, without such tokens."""
+    built = kernel(PLAIN)
+    inputs = normal(built.spec, 2, 256, seed=5)
+    inputs.k.mul_(torch.linspace(0.1, 6, 256)[:, None, None])
+    inputs.v[0] = 0.25
+    held = ReferenceCache(built.spec, 2, built.layout.tokens)
+    held.prefill(inputs.k, inputs.v, torch.tensor([256, 255], dtype=torch.int32))
+    step = Step(built, held, inputs.q, planned=planned)
+    step.run()
+    agree(step, held.attend(inputs.q))
+
+
+@by_scheduler
 def test_a_sequence_without_room_is_left_as_it_is(kernel: Make, planned: bool) -> None:
     built = kernel(PLAIN)
     held, q = reference(built, (300, 100, 299))

@@ -1,6 +1,8 @@
 // The end of a step after the attention kernel that TileLang lowered: reduces the splits of each head to its output, and in decode appends
 // the step's tokens.
 #pragma once
+#include <algorithm>
+
 #include "kvgen/mainloop/residual.cuh"
 #include "kvgen/pack/quantize.cuh"
 #include "kvgen/schedule/plan.hpp"
@@ -28,31 +30,54 @@ struct Finish {
   using Format = Format_;
   using Element = typename Format::Element;
   static constexpr int kThreads = kThreads_, kDim = Format::kHeadDim;
+  static constexpr int kWarps = kThreads / 32, kPart = kDim + 32, kPartsBytes = kWarps * kPart * 4;  // a warp's sums, floats; all warps'
+  static constexpr int kMemory = std::max<int>(pack_smem_bytes<Format>(), kPartsBytes);
   const FinishArgs& finish;
   uint8_t* memory;
 
   __device__ const AttendArgs& args() const { return finish.args; }
 
-  // Output and LSE of a head's query rows; without slots those of a head without tokens.
+  // Output and LSE of a head's query rows; without slots those of a head without tokens. The CTA's warps share the rows, and a row's warps
+  // its splits.
   __device__ void reduce(const HeadSplits& head) const {
-    for (int i = threadIdx.x; i < kQRows * kDim; i += kThreads) {
-      const int row = i / kDim, channel = i % kDim, q_row = head.run * kQRows + row;
-      const int query = q_row / Schedule::kGroup, q_head = head.head * Schedule::kGroup + q_row % Schedule::kGroup;
-      if (query >= args().q_len) return;
-      const float* stats = finish.stats + (int64_t{head.first} * kQRows + row) * 2;
-      const float* partial = finish.partial + (int64_t{head.first} * kQRows + row) * kDim + channel;
-      float row_max = -INFINITY, row_sum = 0.f, sum = 0.f;
-      for (int split = 0; split < head.count; ++split) row_max = fmaxf(row_max, stats[split * kQRows * 2]);
-#pragma unroll 4
-      for (int split = 0; split < head.count; ++split) {
+    constexpr int kChannels = kDim / 32;  // of a lane
+    const int rows = min(kQRows, Schedule::kGroup * args().q_len - head.run * kQRows), parts = kWarps / rows;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = warp / parts, part = warp % parts;
+    const float* stats = finish.stats + (int64_t{head.first} * kQRows + row) * 2;
+    const float* partial = finish.partial + (int64_t{head.first} * kQRows + row) * kDim + lane;
+    float row_max = -INFINITY, row_sum = 0.f, sums[kChannels] = {};
+    if (row < rows) {
+      for (int split = lane; split < head.count; split += 32) row_max = fmaxf(row_max, stats[split * kQRows * 2]);
+#pragma unroll
+      for (int lanes = 16; lanes > 0; lanes /= 2) row_max = fmaxf(row_max, __shfl_xor_sync(~0u, row_max, lanes));
+#pragma unroll 8
+      for (int split = part; split < head.count; split += parts) {
         const float weight = ptx::exp2(stats[split * kQRows * 2] - row_max);
-        row_sum += weight * stats[split * kQRows * 2 + 1], sum += weight * partial[split * kQRows * kDim];
+        row_sum += weight * stats[split * kQRows * 2 + 1];
+#pragma unroll
+        for (int i = 0; i < kChannels; ++i) sums[i] += weight * partial[split * kQRows * kDim + i * 32];
       }
-      args().out.template row<Element>(head.sequence, query, q_head)[channel] = static_cast<Element>(row_sum == 0.f ? 0.f : sum / row_sum);
-      if (channel > 0 || !args().lse) continue;
-      const int64_t at = (int64_t{head.sequence} * args().cache.kv_heads * Schedule::kGroup + q_head) * args().q_len + query;
-      args().lse[at] = row_sum == 0.f ? -INFINITY : (row_max + log2f(row_sum)) * 0.6931471805599453f;
     }
+    float* const shared = reinterpret_cast<float*>(memory) + warp * kPart + lane;
+#pragma unroll
+    for (int i = 0; i < kChannels; ++i) shared[i * 32] = sums[i];
+    shared[kDim] = row_sum;
+    __syncthreads();
+    if (row < rows && part == 0) {
+      for (int other = 1; other < parts; ++other) {
+#pragma unroll
+        for (int i = 0; i < kChannels; ++i) sums[i] += shared[other * kPart + i * 32];
+        row_sum += shared[other * kPart + kDim];
+      }
+      const int q_row = head.run * kQRows + row, query = q_row / Schedule::kGroup;
+      const int q_head = head.head * Schedule::kGroup + q_row % Schedule::kGroup;
+      Element* out = args().out.template row<Element>(head.sequence, query, q_head);
+#pragma unroll
+      for (int i = 0; i < kChannels; ++i) out[i * 32 + lane] = static_cast<Element>(row_sum == 0.f ? 0.f : sums[i] / row_sum);
+      const int64_t at = (int64_t{head.sequence} * args().cache.kv_heads * Schedule::kGroup + q_head) * args().q_len + query;
+      if (lane == 0 && args().lse) args().lse[at] = row_sum == 0.f ? -INFINITY : (row_max + log2f(row_sum)) * 0.6931471805599453f;
+    }
+    __syncthreads();
   }
 
   // Stores the step's tokens of a KV head in the residual of a sequence of `length` tokens. If they fill a block, that is packed first.
@@ -111,10 +136,11 @@ struct Finish {
 
 template <class Format, class Schedule, int kThreads>
 __global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant__ FinishArgs finish) {
-  static_assert(pack_smem_bytes<Format>() <= 48 * 1024);
-  __shared__ __align__(16) uint8_t memory[pack_smem_bytes<Format>()];
+  using Step = Finish<Format, Schedule, kThreads>;
+  static_assert(Step::kMemory <= 48 * 1024);
+  __shared__ __align__(16) uint8_t memory[Step::kMemory];
   ptx::griddepcontrol_wait();
-  const Finish<Format, Schedule, kThreads> step{finish, memory};
+  const Step step{finish, memory};
   finish.args.plan ? step.run_planned() : step.run_static();
 }
 
