@@ -30,7 +30,7 @@ struct Finish {
   using Format = Format_;
   using Element = typename Format::Element;
   static constexpr int kThreads = kThreads_, kDim = Format::kHeadDim;
-  static constexpr int kWarps = kThreads / 32, kPart = kDim + 32, kPartsBytes = kWarps * kPart * 4;  // a warp's sums, floats; all warps'
+  static constexpr int kWarps = kThreads / 32, kPart = kDim + 32, kPartsBytes = kWarps * kPart * 4;  // floats of a warp, bytes of all
   static constexpr int kMemory = std::max<int>(pack_smem_bytes<Format>(), kPartsBytes);
   const FinishArgs& finish;
   uint8_t* memory;

@@ -1,5 +1,5 @@
-// The host's side of a variant that TileLang lowered: grids, workspace, plans, arguments of the attention kernel, and the kernel that ends a
-// step.
+// The host's side of a variant that TileLang lowered: grids, workspace, plans, arguments of the attention kernel, and the kernel that ends
+// a step.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -92,7 +92,9 @@ struct TileHost {
   static Args arguments(const AttendArgs& a, bool append) {
     constexpr int kElements = 8;  // in 16 bytes
     using Element = typename Format::Element;
-    const auto distance = [](const void* from, const void* to) { return (reinterpret_cast<intptr_t>(to) - reinterpret_cast<intptr_t>(from)) / 16; };
+    const auto distance = [](const void* from, const void* to) {
+      return (reinterpret_cast<intptr_t>(to) - reinterpret_cast<intptr_t>(from)) / 16;
+    };
     Args t = {};
     t.q = static_cast<Element*>(a.q.data), t.packed = reinterpret_cast<__half*>(a.cache.packed);
     t.k_residual = static_cast<Element*>(a.cache.k_residual), t.v_residual = static_cast<Element*>(a.cache.v_residual);
@@ -101,8 +103,10 @@ struct TileHost {
     if (append) {
       t.fresh = a.q_len;
       t.k_new = distance(a.cache.k_residual, a.k_new.data), t.v_new = distance(a.cache.v_residual, a.v_new.data);
-      t.k_batch = a.k_new.batch_stride / kElements, t.k_token = a.k_new.token_stride / kElements, t.k_head = a.k_new.head_stride / kElements;
-      t.v_batch = a.v_new.batch_stride / kElements, t.v_token = a.v_new.token_stride / kElements, t.v_head = a.v_new.head_stride / kElements;
+      t.k_batch = a.k_new.batch_stride / kElements, t.k_token = a.k_new.token_stride / kElements,
+      t.k_head = a.k_new.head_stride / kElements;
+      t.v_batch = a.v_new.batch_stride / kElements, t.v_token = a.v_new.token_stride / kElements,
+      t.v_head = a.v_new.head_stride / kElements;
     }
     t.packed_rows = INT64_MAX;  // which no copy reaches
     t.packed_outer = a.cache.outer_stride_bytes / 16, t.packed_head = a.cache.head_stride_bytes / 16, t.table_stride = a.cache.table_stride;

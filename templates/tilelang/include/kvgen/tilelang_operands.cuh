@@ -11,9 +11,10 @@
 
 namespace kvgen {
 
-// The codes in a word of packed memory: a matrix of 16 rows (tokens of K, channels of V), half of one for 8 bits, two for 2 bits. They become
-// denormals, code * 2^-24. Codes in the upper fields of a byte stay there, and are multiples of that. With `complement` those of depths 0 to 7
-// are less by the largest code, so that sums over many tokens stay near zero: tensor cores truncate when they accumulate (docs/design.md).
+// The codes in a word of packed memory: a matrix of 16 rows (tokens of K, channels of V), half of one for 8 bits, two for 2 bits. They
+// become denormals, code * 2^-24. Codes in the upper fields of a byte stay there, and are multiples of that. With `complement` those of
+// depths 0 to 7 are less by the largest code, so that sums over many tokens stay near zero: tensor cores truncate when they accumulate
+// (docs/design.md).
 template <int kBits>
 struct PackedMatrix {
   static constexpr int kWords = kBits == 8 ? 2 : 1, kMatrices = kBits == 2 ? 2 : 1;
