@@ -346,12 +346,16 @@ def copy_kv_tile(p: Any, k: Any, work: Any, f: Any, i: Any) -> None:
 
 @T.macro
 def copy_rows(k: Any, f: Any, slot: Any, row: Any, to: Any, rows: Any) -> None:
-    """Start to copy `rows` rows of packed memory: 16 bytes per lane at a time, and of what is left fewer."""
+    """Start to copy `rows` rows of packed memory, a row per lane at a time. What is left may be rows that T.async_copy cannot share among
+    all lanes.
+    """
     whole = rows // WARP * WARP
     if whole > 0:
         T.async_copy(k.packed[row : row + whole, 0:8], f.ring[slot, to : to + whole, 0:8])
     if rows > whole:
-        T.async_copy(k.packed[row + whole : row + rows, 0:8], f.ring[slot, to + whole : to + rows, 0:8])
+        name = f"kvgen::copy_rows<{rows - whole}>"
+        T.call_extern("handle", name, T.address_of(f.ring[slot, to + whole, 0]), T.address_of(k.packed[row + whole, 0]))
+        T.ptx_commit_group()
 
 
 def token_param(p: Sizes, f: SimpleNamespace, slot: Any, step: Any, which: Any, t: Any, kind: int) -> Any:

@@ -30,6 +30,13 @@ struct PackedMatrix {
   }
 };
 
+// Starts to copy fewer rows of 16 bytes than there are lanes.
+template <int kRows>
+__device__ __forceinline__ void copy_rows(void* to, const void* from) {
+  const int lane = threadIdx.x % 32;
+  if (lane < kRows) ptx::copy_async16(ptx::shared_address(static_cast<char*>(to) + lane * 16), static_cast<const char*>(from) + lane * 16);
+}
+
 // A lane's words of a sub-tile's codes.
 template <int kWords>
 __device__ __forceinline__ void load_words(const void* codes, uint32_t (&words)[kWords]) {
