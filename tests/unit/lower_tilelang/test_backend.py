@@ -187,7 +187,7 @@ def test_tilelang_keeps_its_files_in_the_cache(own_cache: Path, monkeypatch: pyt
 def test_a_schedule_outside_the_space_is_refused() -> None:
     backend = get_backend("tilelang")
     schedule = backend.default(spec("k4v4"), "sm90")
-    wide = Schedule("tilelang", schedule.layout, Params({**schedule.launch, "stages": 3, "ctas_per_sm": 8}))
+    wide = Schedule("tilelang", schedule.layout, Params({**schedule.launch, "kv_tile": 128, "stages": 3}))
     with pytest.raises(UnsupportedError, match="shared memory"):
         backend.lower(spec("k4v4"), wide, "sm90")
     with pytest.raises(UnsupportedError, match="not for cpu"):
