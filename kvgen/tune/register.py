@@ -11,7 +11,6 @@ from kvgen.arch import Target
 from kvgen.lower.backend import Source, Sources
 from kvgen.lower.schedule import Schedule
 from kvgen.measure.measurement import Measurement
-from kvgen.plaindata import Facts
 from kvgen.registry.device import here, provenance
 from kvgen.registry.entry import Entry
 from kvgen.registry.select import untuned_entry
@@ -94,11 +93,6 @@ def make_untuned(spec: AnySpec, target: Target, c: Contender, built: Mapping[Sch
         provenance={**provenance(), "tuned": False, "why": "compiled only: never run, never measured"},
         quality={"outputs": format_quality(spec)} if isinstance(spec, KernelSpec) else None,  # accuracy has the errors of a matrix
     )
-
-
-def with_known(quality: Facts | None, known: Facts) -> Facts | None:
-    """What a new entry says of its format's accuracy, with the measurements that a build does not repeat: those of a model."""
-    return quality if quality is None else {**known, **quality}
 
 
 def toolchain(compiler: str) -> dict[str, Any]:

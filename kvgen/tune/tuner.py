@@ -29,7 +29,7 @@ from kvgen.tune.budget import Best, Budget, Clock, Phase, Progress, Watch
 from kvgen.tune.candidates import Contender, contenders, present_launches, require_toolchain, study_name, warm_starts
 from kvgen.tune.final import decide, finalists, most_finalists
 from kvgen.tune.measuring import CompileQueue, Outcome, Pipeline
-from kvgen.tune.register import further, make_entry, with_known
+from kvgen.tune.register import further, make_entry
 from kvgen.tune.runner import Runner
 from kvgen.tune.search import Search, open_queues
 from kvgen.tune.storage import Studies, open_database, open_journal, storage_errors
@@ -419,9 +419,6 @@ class _Build:
             raise KvgenError(f"{unverified[0]} was not verified")
         if entry.key != self.key:
             raise KvgenError(f"the entry's key is {entry.key}, and the build's {self.key}")
-        earlier = [one.entry for store in self.stores for one in store.find(self.spec) if one.entry is not None]
-        known = {name: facts for one in reversed(earlier) for name, facts in (one.quality or {}).items()}
-        entry = replace(entry, quality=with_known(entry.quality, known))
         path = self.store.put(entry)
         for schedule, artifact in launches:  # so that the first fetch does not verify them again
             self.cache.mark_verified(artifact, Job(self.spec, schedule, self.target, artifact.path).use)

@@ -68,7 +68,6 @@ struct BulkRead {
 
 template <class Read>
 __global__ void __launch_bounds__(Read::kThreads) read_kernel(const uint8_t* data, size_t bytes, uint4* sink) {
-  ptx::griddepcontrol_launch_dependents();  // launches may overlap without a wait, since none of them writes
   Read::run(data, bytes, sink);
 }
 
@@ -110,20 +109,15 @@ struct ReadCall {
 };
 
 // read(buffer, sink): uint8 [n], uint8 [16 or more].
-template <class Read, bool kOverlap = false>
+template <class Read>
 int read_module(const TVMFFIAny* args, int32_t count, TVMFFIAny* result) {
   return ffi::guard(result, [&](TVMFFIAny&) {
     const ReadCall call("read", args, count, "buffer", "sink");
     if (Read::kSharedBytes > 0)
       read_check(cudaFuncSetAttribute(read_kernel<Read>, cudaFuncAttributeMaxDynamicSharedMemorySize, Read::kSharedBytes));
-    cudaLaunchAttribute overlap;
-    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization, overlap.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(call.sms * Read::kCtasPerSm), config.blockDim = dim3(Read::kThreads),
-    config.dynamicSmemBytes = Read::kSharedBytes, config.stream = call.stream;
-    config.attrs = &overlap, config.numAttrs = kOverlap;
-    read_check(cudaLaunchKernelEx(&config, read_kernel<Read>, static_cast<const uint8_t*>(call.data.as<uint8_t>()),
-                                  static_cast<size_t>(call.data.size[0]), call.other.as<uint4>()));
+    read_kernel<Read><<<call.sms * Read::kCtasPerSm, Read::kThreads, Read::kSharedBytes, call.stream>>>(
+        call.data.as<uint8_t>(), static_cast<size_t>(call.data.size[0]), call.other.as<uint4>());
+    read_check(cudaGetLastError());
     return false;
   });
 }
