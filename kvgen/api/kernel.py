@@ -109,8 +109,8 @@ class MatrixKernel:
     @classmethod
     def of(cls, spec: MatrixSpec, entry: Entry, selection: Selection, modules: Sequence[Path]) -> MatrixKernel:
         """The kernel of an entry whose compiled launches lie at these paths, in order. Raises KvgenError where one cannot be loaded."""
-        variants = {launch: load_matrix(spec, path) for launch, path in zip(entry.launches, modules, strict=True)}
-        launches = [(shape, variants[launch]) for shape, launch in entry.tuned if isinstance(shape, MatrixShape)]
+        variants = [load_matrix(spec, path) for _, path in zip(entry.launches, modules, strict=True)]
+        launches = [(shape, variants[entry.launches.index(launch)]) for shape, launch in entry.tuned if isinstance(shape, MatrixShape)]
         return cls(spec, entry.arch, selection, launches)
 
     @property
