@@ -11,12 +11,13 @@ import kvgen
 from kvgen.api import forget
 from kvgen.errors import CacheMismatch
 from kvgen.integrations import torch_ops
+from kvgen.lower import backend
 from kvgen.registry.store import Store
 from kvgen.spec import KernelSpec
 from kvgen.spec.dispatch import Tiling
 from tests.support.cpu import spec_of, variant
 from tests.support.naive import naive_spec
-from tests.unit.api.conftest import naive_entry, wanting
+from tests.unit.api.conftest import WithNaive, naive_entry, wanting
 
 BATCH, TOKENS, CAPACITY = 2, 40, 96
 
@@ -30,6 +31,8 @@ def spec(request) -> KernelSpec:
 def places(tmp_path, monkeypatch):
     for name in ("REGISTRY", "SITE"):
         monkeypatch.setenv(f"KVGEN_{name}_DIR", str(tmp_path / name))
+    real = backend.get_backend
+    monkeypatch.setattr(backend, "get_backend", lambda name: WithNaive(real(name)))
     forget()
     yield tmp_path / "REGISTRY"
     forget()
