@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -87,7 +86,7 @@ class Search:
         self._alive, self._waiting = starters, [layout for layout in ranked if layout not in starters]
         self._leader = starters[0] if starters else None
         self._quota, self._all_backends = math.inf if exhaustive else 1, exhaustive
-        self._first: deque[Candidate] = deque()
+        self._first: list[Candidate] = []
         self._pending: set[Key] = set()
         self._elsewhere: dict[Key, Candidate] = {}
 
@@ -124,6 +123,7 @@ class Search:
         """Use a record: of a candidate that was given, or of another process or an earlier build."""
         self._pending.discard(record.candidate.key)
         self._elsewhere.pop(record.candidate.key, None)
+        self._first = [candidate for candidate in self._first if candidate.key != record.candidate.key]
         queue = self._drop(record.candidate)
         if queue is not None and record.timed:
             queue.found.append(record)
@@ -162,7 +162,7 @@ class Search:
 
     def _pick(self) -> Candidate | None:
         if self._first:
-            return self._first.popleft()
+            return self._first.pop(0)
         while True:
             open_now = [queue for queue in self._racing() if queue.todo and queue.given < self._quota]
             if open_now:
