@@ -32,8 +32,8 @@ from kvgen.measure.read_roofline import read_roofline
 from kvgen.registry.entry import Entry
 from kvgen.registry.modules import modules
 from kvgen.registry.select import Selection, select, serving_entry
+from kvgen.runtime.calls import Variant
 from kvgen.runtime.module import load
-from kvgen.runtime.variant import Variant
 from kvgen.spec import KernelSpec, Workload, load_spec
 from kvgen.spec.target import resolve
 

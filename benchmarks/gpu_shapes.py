@@ -32,8 +32,8 @@ from kvgen.lower.schedule import Schedule, layout_of
 from kvgen.measure.inputs import WorkloadInputs
 from kvgen.measure.measurement import TimingPolicy
 from kvgen.measure.read_roofline import read_roofline
+from kvgen.runtime.calls import Variant
 from kvgen.runtime.module import load
-from kvgen.runtime.variant import Variant
 from kvgen.spec import KernelSpec
 from kvgen.toolchain.compile import build_many
 from kvgen.verify.check import check

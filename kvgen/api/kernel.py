@@ -13,10 +13,9 @@ from kvgen.format.layout import PackedLayout
 from kvgen.registry.entry import Entry, Launch
 from kvgen.registry.select import Selection, require_compiled
 from kvgen.runtime import checks
-from kvgen.runtime.calls import Calls
+from kvgen.runtime.calls import Calls, Variant
 from kvgen.runtime.matrix import MatrixVariant, load_matrix
 from kvgen.runtime.module import Functions, load
-from kvgen.runtime.variant import Variant
 from kvgen.spec import KernelSpec, MatrixShape, MatrixSpec, Workload
 from kvgen.spec.dispatch import Dispatch
 from kvgen.spec.workloads import coordinates_of, matrix_coordinates, mean_length, nearest, parse

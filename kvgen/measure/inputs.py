@@ -15,8 +15,8 @@ from kvgen.lower.matrix import ELEMENT_BYTES
 from kvgen.measure.device import cold_bytes
 from kvgen.measure.measurement import Load, TimingPolicy
 from kvgen.measure.timer import timer_for
+from kvgen.runtime.calls import Variant
 from kvgen.runtime.matrix import MatrixVariant
-from kvgen.runtime.variant import Variant
 from kvgen.spec import MatrixShape, MatrixSpec, Workload
 from kvgen.verify import matrix as reference
 from kvgen.verify.check import WorkloadCaches

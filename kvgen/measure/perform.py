@@ -18,9 +18,9 @@ from kvgen.measure.inputs import MatrixInputs, NoRoom, WorkloadInputs
 from kvgen.measure.measurement import LEAST_ROUNDS, Job, Kind, Measurement, TimingPolicy
 from kvgen.measure.memory import Allowance
 from kvgen.measure.read_roofline import read_roofline
+from kvgen.runtime.calls import Variant
 from kvgen.runtime.matrix import MatrixVariant
 from kvgen.runtime.module import MatrixModule, load, load_as
-from kvgen.runtime.variant import Variant
 from kvgen.spec import MatrixSpec
 from kvgen.verify import Check, CheckPolicy
 from kvgen.verify.check import WorkloadCheck, checks_of

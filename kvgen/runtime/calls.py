@@ -21,6 +21,7 @@ from kvgen.spec.dispatch import Dispatch
 
 if TYPE_CHECKING:
     from kvgen.format.layout import PackedLayout
+    from kvgen.runtime.module import Module
     from kvgen.spec import KernelSpec
 
 SHARED = "{call} would advance lengths that several caches share, once for each of them: {way}"
@@ -350,3 +351,21 @@ class Calls:
         if total is None and (equal or cache.sequences.uniform or cache.batch == 1):
             total = cache.batch * length
         return self._launches[self._dispatch.launch(cache.batch, length, min(tokens, self._most_q), total, equal=equal)]
+
+
+class Variant(Calls):
+    """The calls of one module, for all workloads; several variants may share caches of one layout."""
+
+    def __init__(self, spec: KernelSpec, layout: PackedLayout, module: Module) -> None:
+        self.module = module
+        self.executable = Executable(module, spec.attention.q_len)
+        super().__init__(spec, layout, [self.executable])
+
+    def workspace(self, cache: KVCache) -> Tensor:
+        """The workspace for a cache. Raises as `prepare` does."""
+        self.prepare(cache)
+        return self.executable.workspace(cache)
+
+    def release(self, cache: KVCache) -> None:
+        """Give the workspace for a cache back; a captured graph must not outlive it."""
+        self.executable.release(cache)

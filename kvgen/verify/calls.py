@@ -18,9 +18,9 @@ from kvgen.errors import CheckError
 from kvgen.format.residual import residual_rows
 from kvgen.format.window import window_places
 from kvgen.lower.gpu import MAX_QUERIES
+from kvgen.runtime.calls import Variant
 from kvgen.runtime.executable import Plan
 from kvgen.runtime.kvcache import KVCache
-from kvgen.runtime.variant import Variant
 from kvgen.spec import KernelSpec
 from kvgen.verify import Check, CheckPolicy
 from kvgen.verify.data import learned_sinks

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 
 from kvgen.format.sizes import timed_lengths
+from kvgen.runtime.calls import Variant
 from kvgen.runtime.kvcache import KVCache
-from kvgen.runtime.variant import Variant
 from kvgen.spec import Workload
 from kvgen.verify import Check, CheckPolicy
 from kvgen.verify.calls import NAN_BYTE, CallCheck, Form, Output, Pair

@@ -20,8 +20,8 @@ import torch
 from kvgen._machine import available_bytes
 from kvgen.format.residual import residual_rows
 from kvgen.format.window import window_places
+from kvgen.runtime.calls import Variant
 from kvgen.runtime.kvcache import KVCache
-from kvgen.runtime.variant import Variant
 from kvgen.verify.data import learned_sinks, normal
 from kvgen.verify.packing import pack_blocks, unpack_blocks
 

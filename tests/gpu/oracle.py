@@ -8,8 +8,8 @@ import torch
 
 from kvgen.format.layout import PackedLayout
 from kvgen.format.residual import ResidualRows
+from kvgen.runtime.calls import Variant
 from kvgen.runtime.kvcache import KVCache
-from kvgen.runtime.variant import Variant
 from kvgen.spec import KernelSpec
 from kvgen.verify.attention import attend as reference_attend
 from kvgen.verify.calls import poison

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kvgen.errors import CacheMismatch
-from kvgen.runtime.variant import Variant
+from kvgen.runtime.calls import Variant
 from kvgen.verify.cache import ReferenceCache
 from kvgen.verify.data import learned_sinks
 from kvgen.verify.tolerance import relative_l2, tolerance

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kvgen.runtime.calls import Variant
 from kvgen.runtime.kvcache import KVCache
-from kvgen.runtime.variant import Variant
 from kvgen.verify.packing import pack_blocks, to_blocks
 from tests.gpu.oracle import poisoned
 from tests.support.kernel_cases import KernelCase, variant

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kvgen.runtime.calls import Variant
 from kvgen.runtime.module import load
-from kvgen.runtime.variant import Variant
 from kvgen.toolchain import build
 from kvgen.verify.tolerance import relative_l2, tolerance
 from tests.gpu.oracle import attend, contents, filled, normal

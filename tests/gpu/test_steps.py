@@ -9,8 +9,8 @@ from kvgen._resources import templates
 from kvgen.errors import CacheMismatch
 from kvgen.lower.backend import Source
 from kvgen.lower.template import reached_headers
+from kvgen.runtime.calls import Variant
 from kvgen.runtime.kvcache import KVCache
-from kvgen.runtime.variant import Variant
 from kvgen.toolchain import build
 from tests.gpu.oracle import normal
 from tests.support.kernel_cases import KernelCase

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+from kvgen.runtime.calls import Variant
 from kvgen.runtime.kvcache import KVCache
-from kvgen.runtime.variant import Variant
 from tests.gpu.oracle import normal
 from tests.support.kernel_cases import KernelCase, variant
 

@@ -11,8 +11,8 @@ from kvgen.arch import Target
 from kvgen.format.layout import PackedLayout
 from kvgen.lower.backend import Backend, get_backend
 from kvgen.lower.schedule import Params, Schedule, layout_of
+from kvgen.runtime.calls import Variant
 from kvgen.runtime.module import load
-from kvgen.runtime.variant import Variant
 from kvgen.spec import KernelSpec, QuantSpec
 from kvgen.toolchain import Artifact, build
 from tests.lives.draw import CUDA, TILELANG, drawn_gpu_spec, drawn_schedule, drawn_tilelang_spec

@@ -10,8 +10,8 @@ import torch
 
 from kvgen.errors import CacheMismatch
 from kvgen.format.window import first_held, window_places
+from kvgen.runtime.calls import Variant
 from kvgen.runtime.kvcache import KVCache, row_of
-from kvgen.runtime.variant import Variant
 from kvgen.verify.cache import ReferenceCache
 from kvgen.verify.calls import poison, poisoned
 from kvgen.verify.lives import restored

@@ -18,8 +18,8 @@ from typing import Protocol
 import torch
 
 from kvgen.errors import CheckError, CompileError, CompilerCrash
+from kvgen.runtime.calls import Variant
 from kvgen.runtime.module import load
-from kvgen.runtime.variant import Variant
 from kvgen.toolchain import build
 from tests.lives.cases import LifeCase
 from tests.lives.draw import CPU, drawn_schedule, drawn_spec

@@ -8,9 +8,9 @@ from typing import Any
 from kvgen.lower.backend import get_backend
 from kvgen.lower.matrix import NO_LAYOUT
 from kvgen.lower.schedule import Params, Schedule, layout_of
+from kvgen.runtime.calls import Variant
 from kvgen.runtime.matrix import MatrixVariant, load_matrix
 from kvgen.runtime.module import load
-from kvgen.runtime.variant import Variant
 from kvgen.spec import KernelSpec, MatrixSpec, load_any_spec, load_spec
 from kvgen.toolchain import build
 from tests.support.specs import base

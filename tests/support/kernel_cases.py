@@ -15,8 +15,8 @@ from kvgen.arch import Target
 from kvgen.format.layout import PackedLayout
 from kvgen.lower.backend import Source, get_backend
 from kvgen.lower.schedule import Schedule, layout_of
+from kvgen.runtime.calls import Variant
 from kvgen.runtime.module import load
-from kvgen.runtime.variant import Variant
 from kvgen.spec import KernelSpec
 from kvgen.toolchain import Artifact, build
 from kvgen.verify.check import check

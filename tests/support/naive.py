@@ -10,8 +10,8 @@ from types import SimpleNamespace
 from kvgen.format.layout import PackedLayout, packed_layout
 from kvgen.lower.backend import FUNCTIONS, Source
 from kvgen.lower.schedule import Params, Schedule
+from kvgen.runtime.calls import Variant
 from kvgen.runtime.module import load
-from kvgen.runtime.variant import Variant
 from kvgen.spec import KernelSpec, load_spec
 from kvgen.toolchain import Artifact, ArtifactCache, build
 

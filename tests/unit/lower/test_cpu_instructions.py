@@ -14,8 +14,8 @@ import torch
 from kvgen._resources import templates
 from kvgen.lower.backend import CPU_FLAGS, get_backend
 from kvgen.lower.schedule import Params, Schedule, layout_of
+from kvgen.runtime.calls import Variant
 from kvgen.runtime.module import load
-from kvgen.runtime.variant import Variant
 from kvgen.spec import KernelSpec
 from kvgen.toolchain import build
 from kvgen.toolchain.compilers import CXX_FLAGS, cpu_features, find_gxx

@@ -7,8 +7,8 @@ import os
 import pytest
 import torch
 
+from kvgen.runtime.calls import Variant
 from kvgen.runtime.kvcache import KVCache
-from kvgen.runtime.variant import Variant
 from kvgen.spec import KernelSpec
 from kvgen.verify import CheckPolicy
 from kvgen.verify.attention import attend

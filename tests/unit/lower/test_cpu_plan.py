@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvgen.lower.cpu.lowering import WORKERS
-from kvgen.runtime.variant import Variant
+from kvgen.runtime.calls import Variant
 from kvgen.spec import KernelSpec
 from kvgen.verify.plan import PlanShape, make_plan, read_plan, written_plan
 from tests.support.cpu import spec_of, variant

@@ -14,7 +14,7 @@ from random import Random
 import pytest
 import torch
 
-from kvgen.runtime.variant import Variant
+from kvgen.runtime.calls import Variant
 from kvgen.verify import matrix as reference
 from tests.lives.emulated import emulated
 from tests.lives.life import Life

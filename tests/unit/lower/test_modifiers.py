@@ -13,8 +13,8 @@ import torch
 from benchmarks.gpu_words import spec_of, workload_of
 from kvgen.lower.backend import Source, get_backend
 from kvgen.lower.schedule import Params, Schedule, layout_of
+from kvgen.runtime.calls import Variant
 from kvgen.runtime.module import load
-from kvgen.runtime.variant import Variant
 from kvgen.toolchain import build
 from kvgen.verify.cache import ReferenceCache
 from kvgen.verify.data import normal

@@ -7,9 +7,9 @@ import torch
 
 from kvgen.format.layout import packed_layout
 from kvgen.runtime import extend
+from kvgen.runtime.calls import Variant
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.module import load
-from kvgen.runtime.variant import Variant
 from kvgen.verify.attention import attend
 from kvgen.verify.cache import ReferenceCache
 from kvgen.verify.tolerance import relative_l2, tolerance

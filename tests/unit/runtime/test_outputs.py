@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from kvgen.runtime.calls import Variant
 from kvgen.runtime.kvcache import KVCache
-from kvgen.runtime.variant import Variant
 from tests.support.cpu import spec_of, variant
 
 Make = Callable[[torch.Tensor, KVCache], torch.Tensor]

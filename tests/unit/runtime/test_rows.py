@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from kvgen.errors import CacheMismatch
+from kvgen.runtime.calls import Variant
 from kvgen.runtime.kvcache import KVCache, row_of
-from kvgen.runtime.variant import Variant
 from tests.support.cpu import spec_of
 from tests.support.cpu import variant as compiled
 

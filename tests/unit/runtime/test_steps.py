@@ -11,10 +11,10 @@ import torch
 from kvgen.errors import CacheMismatch
 from kvgen.lower.backend import get_backend
 from kvgen.lower.schedule import layout_of
+from kvgen.runtime.calls import Variant
 from kvgen.runtime.kvcache import KVCache, row_of
 from kvgen.runtime.module import load
 from kvgen.runtime.sequences import Sequences
-from kvgen.runtime.variant import Variant
 from kvgen.spec import KernelSpec, load_spec
 from kvgen.toolchain import build
 

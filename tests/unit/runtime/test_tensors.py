@@ -17,8 +17,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.flop_counter import FlopCounterMode
 
 from kvgen.integrations import torch_ops
+from kvgen.runtime.calls import Variant
 from kvgen.runtime.kvcache import KVCache
-from kvgen.runtime.variant import Variant
 from tests.support.cpu import spec_of, variant
 
 Given = dict[str, Any]

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from kvgen.runtime.variant import Variant
+from kvgen.runtime.calls import Variant
 from tests.attacks.threads import Attack
 from tests.support.naive import naive_layout, naive_spec
 

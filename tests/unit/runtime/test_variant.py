@@ -10,9 +10,9 @@ import torch
 
 from kvgen.errors import CacheMismatch, KvgenError, ToolchainMissing
 from kvgen.format.layout import packed_layout
+from kvgen.runtime.calls import Variant
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.module import Module, load
-from kvgen.runtime.variant import Variant
 from tests.support.cpu import spec_of
 from tests.support.cpu import variant as compiled
 from tests.support.naive import BLOCK, naive_artifact, naive_layout, naive_spec

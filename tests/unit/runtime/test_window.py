@@ -7,7 +7,7 @@ import torch
 
 from kvgen.format.window import first_held, window_places
 from kvgen.runtime import extend
-from kvgen.runtime.variant import Variant
+from kvgen.runtime.calls import Variant
 from kvgen.spec import KernelSpec
 from kvgen.verify.cache import ReferenceCache
 from kvgen.verify.calls import poison

@@ -10,7 +10,7 @@ import torch
 
 from kvgen.errors import CheckError
 from kvgen.lower.backend import FUNCTIONS
-from kvgen.runtime.variant import Variant
+from kvgen.runtime.calls import Variant
 from kvgen.spec import Workload
 from kvgen.verify import CheckPolicy
 from kvgen.verify.calls import CallCheck
