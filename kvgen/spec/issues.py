@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import MISSING, fields
-from inspect import getattr_static
-from types import FunctionType
-from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from kvgen.errors import MAX_ISSUES, SpecIssue
-from kvgen.spec import rules
 from kvgen.spec.model import KernelSpec, Model
-from kvgen.spec.rules import UNREADABLE, Problem
+from kvgen.spec.rules import KIND, Place
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
-Place = Sequence[str | int]
-LineOf = Callable[[Place], "int | None"]
-
-PRESET = ("preset",)
-"""The field that `load_spec` resolves: no spec has it."""
 LONGEST_VALUE = 40
 LARGEST_SHOWN = 1024
 """Bits of an integer that is written out."""
@@ -36,26 +28,14 @@ _EXPECTED = {
 }
 
 
-def spec_issues(error: ValidationError, model: type[Model], line_of: LineOf | None = None) -> list[SpecIssue]:
+def spec_issues(error: ValidationError, model: type[Model], line_of: Callable[[Place], int | None] = lambda _: None) -> list[SpecIssue]:
     """One issue per mistake, in the order of the lines. `line_of` finds the line of a path."""
-    found = line_of or (lambda _: None)
     errors = error.errors(include_url=False)
-    preset = any(e["loc"] == PRESET for e in errors)
     nested = {e["loc"][: depth + 1] for e in errors for depth in range(len(e["loc"]) - 1)}
-    told = [
-        e
-        for e in errors
-        if e["input"] is not UNREADABLE  # said already
-        and not (e["type"] == "too_short" and e["loc"] in nested)  # a list is short because its items are wrong
-        and not (preset and e["type"] == "missing" and e["loc"][0] in ("key", "value"))  # the preset has them
-    ]
-    told.sort(key=lambda e: found(e["loc"]) or 0)
-    return in_order([_issue(dict(e), model, found) for e in told[: MAX_ISSUES + 1]])  # one more says that there are more
-
-
-def in_order(issues: Sequence[SpecIssue]) -> list[SpecIssue]:
-    """Without duplicates, by line."""
-    return sorted(dict.fromkeys(issues), key=lambda issue: issue.line or 0)
+    told = [e for e in errors if not (e["type"] == "too_short" and e["loc"] in nested)]  # a list is short because its items are wrong
+    told.sort(key=lambda e: line_of(e["loc"]) or 0)
+    issues = [_issue(dict(e), model, line_of(e["loc"])) for e in told[: MAX_ISSUES + 1]]  # one more says that there are more
+    return list(dict.fromkeys(issues))
 
 
 def path_text(place: Place) -> str:
@@ -89,7 +69,7 @@ def closest(text: str, choices: Iterable[str], cutoff: float = 0.5) -> str | Non
     return next(iter(get_close_matches(text.lower(), choices, n=1, cutoff=cutoff)), None)
 
 
-def _issue(error: dict[str, Any], model: type[Model], line_of: LineOf) -> SpecIssue:
+def _issue(error: dict[str, Any], model: type[Model], line: int | None) -> SpecIssue:
     place, value, kind = error["loc"], error["input"], error["type"]
     hint = None
     if kind == "unexpected_keyword_argument":
@@ -111,12 +91,12 @@ def _issue(error: dict[str, Any], model: type[Model], line_of: LineOf) -> SpecIs
         message = f"may hold letters, digits, dots, dashes and underscores, and begins with a letter or a digit, not {shown(value)}"
     elif kind == "too_short":
         message = "must not be empty: leave it out for the default"
-    elif kind in (rules.KIND, "too_many", "lengths"):
+    elif kind in (KIND, "too_many", "lengths"):
         message = error["msg"]
     else:
         said = error["msg"].replace("Input should", "must")
         message = f"{said[:1].lower()}{said[1:]}, not {shown(value)}"
-    return SpecIssue(path_text(place), message, line_of(place), hint)
+    return SpecIssue(path_text(place), message, line, hint)
 
 
 def _numeric(text: str) -> bool:
@@ -137,7 +117,7 @@ def _field_hint(place: Place, model: type[Model]) -> str | None:
     owner, name = _model_at(place[:-1], model), str(place[-1])
     if owner is None:
         return None
-    if tuple(place) == PRESET and model is KernelSpec:
+    if name == "preset" and owner is KernelSpec:
         return "load_spec({'preset': ..., 'attention': {...}}) resolves it"
     known = [one.name for one in fields(owner)]  # type: ignore[arg-type]
     close = closest(name, known, 0.6)
@@ -162,65 +142,3 @@ def _model_at(place: Place, model: type[Model]) -> type[Model] | None:
 
 def _is_model(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, Model)
-
-
-def readable_problems(model: type[Model], data: dict[str, Any], error: ValidationError) -> Iterator[Problem]:
-    """Problems of a spec that pydantic refused with `error`, as far as its fields can be read.
-
-    Unreadable is a field with a mistake, and one that is not given where its section has a name that no field has: that may be this
-    field, misspelt.
-    """
-    wrong = {e["loc"] for e in error.errors(include_url=False) if e["type"] not in (rules.KIND, "too_short")}
-    yield from _section_problems(_readable(model, data, wrong, ()), ())
-
-
-class _Section:
-    """A model of which some fields are unreadable, with the properties and methods that follow from the others."""
-
-    def __init__(self, model: type[Model], known: dict[str, Any]) -> None:
-        self.__dict__.update(known)
-        self._model, self._known = model, known
-
-    def __getattr__(self, name: str) -> Any:
-        derived: Any = getattr_static(self._model, name, None)
-        return derived.__get__(self) if isinstance(derived, (property, FunctionType)) else UNREADABLE
-
-
-def _section_problems(section: _Section | Model, place: rules.Place) -> Iterator[Problem]:
-    if isinstance(section, _Section):
-        for name, inner in section._known.items():
-            if isinstance(inner, _Section):
-                yield from _section_problems(inner, (*place, name))
-    for inner_place, reason in section.problems():
-        yield (*place, *inner_place), reason
-
-
-def _readable(kind: Any, value: Any, wrong: set[rules.Place], place: rules.Place) -> Any:
-    """The value of a field, with sections and lists as far as they can be read."""
-    if _is_model(kind):
-        if isinstance(value, kind):
-            return value
-        if not isinstance(value, dict) or place in wrong:
-            value = {"": UNREADABLE}  # nothing is known, not even that a field has its default
-        types, names = get_type_hints(kind), {one.name: one.default for one in fields(kind)}
-        misspelt = not value.keys() <= names.keys()
-        known = {
-            name: default
-            if name not in value and default is not MISSING and not misspelt
-            else _readable(types[name], value.get(name, UNREADABLE), wrong, (*place, name))
-            for name, default in names.items()
-        }
-        return _Section(kind, known)
-    if get_origin(kind) is tuple:
-        if not isinstance(value, (list, tuple)) or place in wrong:  # a set or an iterator has no order to name its items by
-            return ()
-        item = get_args(kind)[0]
-        return tuple(_item(item, one, wrong, (*place, index)) for index, one in enumerate(value))
-    return UNREADABLE if place in wrong else value
-
-
-def _item(kind: type[Model], value: Any, wrong: set[rules.Place], place: rules.Place) -> Any:
-    """An item of a list: a model if it is without mistakes."""
-    if isinstance(value, dict) and not any(one[: len(place)] == place for one in wrong):
-        return kind.__pydantic_validator__.validate_python(value)
-    return _readable(kind, value, wrong, place)

@@ -90,7 +90,7 @@ def _equal_lengths(value: Any) -> Any:
     """`equal` in place of a mapping."""
     if isinstance(value, str) and value == "equal":
         return EQUAL
-    if isinstance(value, (Mapping, Lengths)) or value is rules.UNREADABLE:
+    if isinstance(value, (Mapping, Lengths)):
         return value
     from kvgen.spec.issues import shown
 

@@ -10,7 +10,7 @@ from typing import Any
 from kvgen.errors import SpecIssue
 from kvgen.spec.issues import closest, shown
 from kvgen.spec.model import KernelSpec, Model
-from kvgen.spec.rules import TOKEN_STEP, UNREADABLE
+from kvgen.spec.rules import TOKEN_STEP
 
 
 def _same(bits: int, axis: str, group: int, zero: bool = True) -> dict[str, Any]:
@@ -49,10 +49,6 @@ FORMATS: dict[str, dict[str, Any]] = {
 }
 """The fields of each preset; the heads are the spec's own."""
 
-_QUANT = dict.fromkeys(("bits", "axis", "group"), UNREADABLE)
-_UNKNOWN: dict[str, Any] = {"key": _QUANT, "value": _QUANT}
-"""What an unknown preset would have brought: that the spec lacks it is no mistake of its own."""
-
 
 @cache
 def presets() -> dict[str, KernelSpec]:
@@ -62,24 +58,19 @@ def presets() -> dict[str, KernelSpec]:
 
 
 def start_from(data: dict[str, Any]) -> tuple[dict[str, Any], SpecIssue | None, list[str]]:
-    """`data` with the fields of its `preset` where it has none itself, and notes of what differs from the preset; an unknown name is an
-    issue, and its fields are unreadable.
-    """
+    """`data` with the fields of its `preset` where it has none itself, what is wrong with the preset, and notes of what differs from it."""
     own = {key: value for key, value in data.items() if key != "preset"}
     name = data["preset"]
-    if isinstance(name, str) and name in FORMATS:
-        whole = next((section for section in FORMATS[name] if isinstance(own.get(section), Model)), None)
-        if whole is None:
-            merged = _merge(FORMATS[name], own)
-            return merged, None, list(_fit(name, own, merged))
-        reason = f"with a preset, give a mapping of the fields that differ, not {type(own[whole]).__name__}"
-        return {**_merge(FORMATS[name], own), whole: UNREADABLE}, SpecIssue(whole, reason), []
-    own = _merge(_UNKNOWN, own)
-    if name is UNREADABLE:
-        return own, None, []
-    close = closest(name, FORMATS) if isinstance(name, str) else None
-    hint = f"did you mean {close}?" if close else f"known presets: {', '.join(FORMATS)}"
-    return own, SpecIssue("preset", f"no such preset: {shown(name)}", None, hint), []
+    if not isinstance(name, str) or name not in FORMATS:
+        close = closest(name, FORMATS) if isinstance(name, str) else None
+        hint = f"did you mean {close}?" if close else f"known presets: {', '.join(FORMATS)}"
+        return own, SpecIssue("preset", f"no such preset: {shown(name)}", None, hint), []
+    for section in FORMATS[name]:
+        if isinstance(own.get(section), Model):
+            reason = f"with a preset, give a mapping of the fields that differ, not {type(own[section]).__name__}"
+            return own, SpecIssue(section, reason), []
+    merged = _merge(FORMATS[name], own)
+    return merged, None, list(_fit(name, own, merged))
 
 
 def _fit(preset: str, own: Mapping[str, Any], merged: dict[str, Any]) -> Iterator[str]:

@@ -1,13 +1,12 @@
 """Combinations that no machine could run, or that contradict themselves, each with its reason and the field to change.
 
-A rule judges a spec with mistakes, too, as far as its fields can be read: the others are UNREADABLE, and no condition on them holds. So a
-condition is never a negation or a comparison with None alone of what may be UNREADABLE.
+They are judged once all fields of a section, or all sections of a spec, are right by themselves.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kvgen.spec.model import AnyWorkload, AttentionSpec, CacheSpec, KernelSpec, KeySpec, QuantSpec, Workload
@@ -23,29 +22,6 @@ WHOLE = 1e-9
 """A product of a fraction and channels that is as near as this to a whole number is meant to be one."""
 SMALLEST_SOFTCAP = 0.001
 """Kernels divide by it in float32, where far smaller ones are 0."""
-
-
-class _Unreadable:
-    """The value of a field that was refused. What is computed with it is unreadable, and no condition on it holds."""
-
-    def __bool__(self) -> bool:
-        return False
-
-    def __repr__(self) -> str:
-        return "unreadable"
-
-    def __deepcopy__(self, memo: object) -> _Unreadable:
-        return self  # it is told by its identity
-
-    def _itself(self, *_: object) -> Any:
-        return self
-
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _itself
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __mod__ = __rmod__ = __abs__ = __round__ = _itself
-    __hash__ = None  # type: ignore[assignment]
-
-
-UNREADABLE: Any = _Unreadable()
 
 
 def attention(spec: AttentionSpec) -> Iterator[Problem]:
@@ -125,32 +101,29 @@ def _unquantized(spec: KernelSpec) -> Iterator[Problem]:
 
 def _lengths(work: Workload) -> Iterator[Problem]:
     """Problems of the lengths of a workload."""
-    shortest: Any = work.lengths.min
-    longest, distribution = work.lengths.max, work.lengths.distribution
+    shortest, longest, distribution = work.lengths.min, work.lengths.max, work.lengths.distribution
     if work.q_len > work.kv_len:
         yield ("q_len",), f"q_len ({work.q_len}) is more than kv_len ({work.kv_len}), which counts the new tokens"
     if longest and longest != work.kv_len:
         yield ("lengths", "max"), f"max ({longest}) is not kv_len ({work.kv_len}), which is the longest: leave max out"
     if distribution == "equal" and shortest:
         yield ("lengths", "min"), f"equal lengths have no min ({shortest}): write distribution: log_uniform"
-    unequal = distribution == "log_uniform"
-    if unequal and shortest is None:
+    if distribution == "equal":
+        return
+    if shortest is None:
         yield ("lengths", "min"), "required, but missing: the tokens of the shortest sequence"
-    elif unequal and shortest >= work.kv_len:
+    elif shortest >= work.kv_len:
         yield ("lengths", "min"), f"min ({shortest}) is not below kv_len ({work.kv_len}), the longest: write lengths: equal"
-    elif unequal and work.batch == 1:
+    elif work.batch == 1:
         yield ("lengths",), "one sequence has one length: write lengths: equal"
-    elif unequal and work.q_len > shortest:
+    elif work.q_len > shortest:
         yield ("lengths", "min"), f"min ({shortest}) is less than q_len ({work.q_len}): lengths count the new tokens"
 
 
 def listed_twice(workloads: Sequence[AnyWorkload]) -> Iterator[Problem]:
-    """Workloads that stand there a second time, of those without mistakes."""
-    from kvgen.spec.model import Model
-
+    """Workloads that stand there a second time."""
     seen: dict[str, int] = {}
     for index, work in enumerate(workloads):
-        if isinstance(work, Model):
-            if work.key in seen:
-                yield ("workloads", index), f"{work.key} is listed twice, first as workloads[{seen[work.key]}]"
-            seen.setdefault(work.key, index)
+        if work.key in seen:
+            yield ("workloads", index), f"{work.key} is listed twice, first as workloads[{seen[work.key]}]"
+        seen.setdefault(work.key, index)

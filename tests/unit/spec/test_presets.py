@@ -103,16 +103,7 @@ def test_the_name_of_a_preset_is_no_file(tmp_path: Path, monkeypatch: pytest.Mon
     assert load_spec("kitty").key.group == 32
 
 
-@pytest.mark.parametrize(
-    ("sections", "paths"),
-    [
-        ("", []),
-        ("key: {grup: 64}\n", ["key.grup"]),
-        ("key: {bits: 3}\nvalue: 4\n", ["key.bits", "value"]),
-    ],
-)
-def test_what_a_misspelt_preset_would_have_brought_is_not_missing(sections: str, paths: list[str]) -> None:
+def test_a_misspelt_preset_is_told_with_the_nearest_name() -> None:
     with pytest.raises(SpecError) as caught:
-        load_spec("preset: bitdecoding-int5\n" + HEADS + sections)
-    assert [issue.path for issue in caught.value.issues] == ["preset", *paths]
-    assert caught.value.issues[0].hint == "did you mean bitdecoding-int4?"
+        load_spec("preset: bitdecoding-int5\n" + HEADS)
+    assert [(issue.path, issue.hint) for issue in caught.value.issues] == [("preset", "did you mean bitdecoding-int4?")]
