@@ -38,11 +38,13 @@ def refused(source: Any) -> bool:
     try:
         spec = load_spec(source)
     except SpecError as error:
-        assert 1 <= len(error.issues) <= MAX_ISSUES
-        assert all(str(issue).isprintable() and len(str(issue)) <= 3 * MAX_ISSUE_TEXT + 30 for issue in error.issues)
-        return True
-    assert load_spec(dump_spec(spec)) == spec
-    return False
+        found = error.issues
+    else:
+        assert load_spec(dump_spec(spec)) == spec
+        return False
+    assert 1 <= len(found) <= MAX_ISSUES
+    assert all(str(issue).isprintable() and len(str(issue)) <= 3 * MAX_ISSUE_TEXT + 30 for issue in found)
+    return True
 
 
 @given(spec_data())
@@ -61,7 +63,8 @@ def test_a_path_a_pipe_a_text_a_mapping_and_a_spec_are_the_same(tmp_path: Path) 
     with os.fdopen(writing, "w") as pipe:
         pipe.write(GOOD)
     spec = load_spec(GOOD)
-    assert load_spec(file) == load_spec(str(file)) == load_spec(spec.to_json()) == load_spec(spec) == load_spec(f"/dev/fd/{reading}") == spec
+    for source in (file, str(file), spec.to_json(), spec, f"/dev/fd/{reading}"):
+        assert load_spec(source) == spec
     os.close(reading)
 
 
@@ -113,7 +116,7 @@ def test_hints(line: str, path: str, hint: str) -> None:
         ("q_heads: 4", "q_heads: 1:30", "attention.q_heads", "must be an integer, not '1:30'"),
         ("q_heads: 4", "q_heads: !!int '1:30'", "attention.q_heads", "not a readable int: '1:30'"),
         ("q_heads: 4", "q_heads: " + "9" * 6000, "attention.q_heads", "not a readable number: it has more than 64 characters"),
-        ("name: good", "workloads: [{batch: 2, kv_len: 9, lengths: 3}]", "workloads[0].lengths", "must be equal, or a mapping with min, not 3"),
+        ("name: good", "workloads: [{batch: 2, kv_len: 9, lengths: 3}]", "workloads[0].lengths", "must be equal, or a mapping"),
         ("q_heads: 4", "q_heads: -4", "attention.q_heads", "must be greater than 0, not -4"),
         ("head_dim: 64", "head_dim: 64, softcap: .nan", "attention.softcap", "must be a finite number, not nan"),
         ("head_dim: 64", "head_dim: 64, sinks: 1", "attention.sinks", "must be true or false, not 1"),
