@@ -8,7 +8,7 @@ from typing import Any, get_args
 from kvgen.arch import Target
 from kvgen.errors import KvgenError
 from kvgen.lower.backend import NAMES, Backend, get_backend
-from kvgen.lower.extend import extend_refusal
+from kvgen.lower.modifier import extend_refusal
 from kvgen.spec import KernelSpec, load_spec
 
 _HEADS = {"q_heads": 32, "kv_heads": 8, "head_dim": 128}

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,12 +18,9 @@ from kvgen.cli.output import print_json, print_table
 if TYPE_CHECKING:
     from kvgen.arch import Target
     from kvgen.lower.backend import Backend
-    from kvgen.lower.schedule import Params
+    from kvgen.lower.schedule import Schedule
     from kvgen.registry import Store
     from kvgen.spec import AnySpec
-
-EXAMPLES = 5
-"""Schedules that `kvgen space --explain --json` names for each reason."""
 
 
 @app.command()
@@ -51,11 +47,9 @@ def space(
         else:
             found.append(_space(spec, chosen, target, explain=explain, schedules=schedules))
     if not found:
-        from kvgen.tune.candidates import no_backend
-
         for other in refusals[1:]:
             typer.echo(str(other), err=True)
-        raise refusals[0] if refusals else no_backend(target)
+        raise refusals[0]
     if as_json:
         print_json({"spec": spec.name, "target": target, "spaces": found, "refused": [str(error) for error in refusals]})
         return
@@ -78,22 +72,19 @@ def _space(spec: AnySpec, backend: Backend, target: Target, *, explain: bool, sc
     if schedules:
         data["schedules"] = [schedule.to_json() for schedule in space.schedules()]
     if explain:
-        data["excluded"] = _by_reason(space.excluded(), data["parameters"])
-        data["unsearched"] = _by_reason(space.unsearched(), data["parameters"])
+        data["excluded"], data["unsearched"] = (_by_reason(space.excluded(hints=hints)) for hints in (False, True))
     return data
 
 
-def _by_reason(found: Iterable[tuple[Params, list[str]]], parameters: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Each reason, the number of schedules that it excludes, and a few of them. A layout stands for its schedules with all launches."""
-    of_launch = {p["name"]: len(p["values"]) for p in parameters if p["part"] == "launch"}
+def _by_reason(found: Iterable[tuple[Schedule, list[str]]]) -> list[dict[str, Any]]:
+    """Each reason, the number of schedules that it excludes, and the first one."""
     counts: Counter[str] = Counter()
-    examples: dict[str, list[dict[str, Any]]] = {}
-    for params, reasons in found:
+    examples: dict[str, dict[str, Any]] = {}
+    for schedule, reasons in found:
+        counts.update(reasons)
         for reason in reasons:
-            counts[reason] += 1 if of_launch.keys() & params.keys() else prod(of_launch.values())
-            if len(examples.setdefault(reason, [])) < EXAMPLES:
-                examples[reason].append(dict(params))
-    return [{"reason": reason, "schedules": count, "examples": examples[reason]} for reason, count in counts.most_common()]
+            examples.setdefault(reason, schedule.to_json())
+    return [{"reason": reason, "schedules": count, "example": examples[reason]} for reason, count in counts.most_common()]
 
 
 def _print_space(data: dict[str, Any]) -> None:
@@ -117,8 +108,7 @@ def _print_space(data: dict[str, Any]) -> None:
     titles = {"excluded": "cannot be built", "unsearched": "can be built, not searched (build --all-schedules searches them)"}
     for name, title in titles.items():
         if reasons := data.get(name):
-            examples = [" ".join(f"{k}={v}" for k, v in one["examples"][0].items()) for one in reasons]
-            told = [(str(one["schedules"]), one["reason"], example) for one, example in zip(reasons, examples, strict=True)]
+            told = [(str(one["schedules"]), one["reason"], words(one["example"])) for one in reasons]
             print_table(title, ["schedules", "because", "for example"], told, right=["schedules"])
 
 

@@ -104,6 +104,7 @@ def launch_rows(entry: Entry) -> list[tuple[str, ...]]:
 
 def describe(spec: AnySpec) -> str:
     """A format in a few words."""
+    from kvgen.format.codecs import codec_of
     from kvgen.spec import MatrixSpec
 
     if isinstance(spec, MatrixSpec):
@@ -112,7 +113,7 @@ def describe(spec: AnySpec) -> str:
     def operand(letter: str, quant: QuantSpec) -> str:
         if not quant.quantized:
             return f"{letter} {spec.attention.dtype}"
-        return f"{letter} int{quant.bits} per {quant.axis} /{quant.group}{'' if quant.zero else ' symmetric'}"
+        return f"{letter} {codec_of(quant).label} per {quant.axis} /{quant.group}{'' if quant.zero else ' symmetric'}"
 
     a, c = spec.attention, spec.cache
     boosted = spec.key.boost

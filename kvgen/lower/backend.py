@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from kvgen.arch import Target
 from kvgen.digest import digest, files_digest
-from kvgen.errors import KvgenError, ToolchainMissing, UnsupportedError
+from kvgen.errors import KvgenError, UnsupportedError
 from kvgen.lower.schedule import Schedule
-from kvgen.lower.tokens import headers_digest, tokens_digest
+from kvgen.lower.template import headers_digest, tokens_digest
 from kvgen.spec import AnySpec, AnyWorkload, KernelSpec, MatrixSpec
 from kvgen.spec.dispatch import Tiling
 
@@ -182,22 +182,16 @@ class Sources:
 
 
 def get_backend(name: str) -> Backend:
-    """The back end called `name`.
-
-    Raises KvgenError for an unknown name and ToolchainMissing if a library that the back end needs is not installed.
-    """
+    """The back end called `name`. Raises KvgenError for an unknown name."""
     if name not in NAMES:
         raise KvgenError(f"there is no back end {name!r}: choose from {', '.join(NAMES)}")
-    try:
-        package = importlib.import_module(f"kvgen.lower.{name}")
-    except ImportError as error:
-        raise ToolchainMissing(f"the {name} back end cannot be loaded: {error}") from error
+    package = importlib.import_module(f"kvgen.lower.{name}")
     return Backend(package.backend(), package.matrix())
 
 
 def backends_for(target: Target) -> list[Backend]:
-    """The back ends that lower for a target and can be loaded here, in order of preference."""
-    return [backend for backend, _ in map(_try, NAMES) if backend is not None and target in backend.targets]
+    """The back ends that lower for a target, in order of preference."""
+    return [backend for backend in map(get_backend, NAMES) if target in backend.targets]
 
 
 def refusal(backend: Backend, spec: AnySpec, target: Target) -> str | None:
@@ -219,25 +213,9 @@ def refusal(backend: Backend, spec: AnySpec, target: Target) -> str | None:
 def first_for(spec: AnySpec, target: Target) -> tuple[Backend | None, list[str]]:
     """The first back end that gives a kernel for a spec here, None where none does, and why those for the target before it give none."""
     reasons: list[str] = []
-    for name in NAMES:
-        backend, missing = _try(name)
-        if backend is None:
-            reasons.append(str(missing))
-        elif target in backend.targets:  # others say nothing of the spec
-            reason = refusal(backend, spec, target)
-            if reason is None:
-                return backend, reasons
-            reasons.append(f"{name}: {reason}")
+    for backend in backends_for(target):
+        reason = refusal(backend, spec, target)
+        if reason is None:
+            return backend, reasons
+        reasons.append(f"{backend.name}: {reason}")
     return None, reasons
-
-
-def missing_backends() -> dict[str, str]:
-    """Back ends that cannot be loaded here, each with the reason."""
-    return {name: reason for name in NAMES if (reason := _try(name)[1]) is not None}
-
-
-def _try(name: str) -> tuple[Backend | None, str | None]:
-    try:
-        return get_backend(name), None
-    except ToolchainMissing as error:
-        return None, str(error)

@@ -1,4 +1,6 @@
-"""The score modifier of a spec, as every C++ back end includes it: `<header>.cuh` and `<header>.hpp` define the type."""
+"""The score modifier of a spec, as every C++ back end includes it: `<header>.cuh` and `<header>.hpp` define the type; and which specs
+support extend attention.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kvgen.spec import AttentionSpec  # an exported kernel copies this module, and has no spec package
+    from kvgen.spec import AttentionSpec, KernelSpec
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,19 @@ def modifier_of(attention: AttentionSpec) -> Modifier:
     if attention.softcap:
         return Modifier("Softcap<ModifierConstants>", "softcap", _constants(kCap=float(attention.softcap)))
     return Modifier()
+
+
+def extend_refusal(spec: KernelSpec, *, gpu: bool) -> str | None:
+    """Why kernels of a GPU, or of the CPU, cannot attend with more query tokens than `attention.q_len`; None if they can.
+
+    The CPU's do it themselves. On a GPU the cache is dequantized for torch's kernels (`kvgen.runtime.extend`).
+    """
+    if gpu and spec.attention.dtype == "float32":
+        return "attention.dtype is float32, and torch's flash attention takes 16 bits"
+    modifier = modifier_of(spec.attention)
+    if gpu and not modifier.extends:
+        return f"torch's attention kernels do not modify scores by {modifier.header}"
+    return None
 
 
 def _constants(**values: float) -> str:

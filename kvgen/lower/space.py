@@ -39,17 +39,11 @@ class Parameter:
 
 
 @cache
-def _read(path: Path) -> Mapping[str, Any]:
-    """A file of parameters. Raises KvgenError where it is malformed."""
+def _read(path: Path) -> Any:
+    """A file of parameters."""
     import yaml
 
-    try:
-        data = yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-        for entry in itertools.chain.from_iterable(data[part].values() for part in get_args(Part)):
-            _ = entry["doc"], tuple(entry["values"])  # are there
-    except (AttributeError, KeyError, TypeError, ValueError, OSError, yaml.YAMLError) as error:
-        raise KvgenError(f"search space {path.name} cannot be read: {error}") from error
-    return dict(data)
+    return yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
 class SearchSpace:
@@ -86,7 +80,7 @@ class SearchSpace:
     @classmethod
     def load(cls, name: str, facts: Mapping[str, Fact], workloads: Iterable[AnyWorkload]) -> SearchSpace:
         """The space of `search_spaces/<name>.yaml`, which is read once per process, with its `RULES`. `times` of a parameter names a fact
-        that multiplies its values. Raises KvgenError if the file is malformed.
+        that multiplies its values.
         """
         data, rules = _read(search_spaces() / f"{name}.yaml"), RULES[name]
         parameters = []
@@ -116,25 +110,29 @@ class SearchSpace:
         """Every schedule that is worth trying for at least one of the space's workloads."""
         for layout in self.layouts():
             lists = [self.launches(layout, work) for work in self.workloads]
-            allowed = dict.fromkeys(itertools.chain.from_iterable(lists))
-            ordered = lists[0] if len(lists) == 1 else [launch for launch in self._product("launch") if launch in allowed]
-            yield from (Schedule(self.backend, layout, launch) for launch in ordered)
+            yield from (Schedule(self.backend, layout, launch) for launch in dict.fromkeys(itertools.chain.from_iterable(lists)))
 
-    def excluded(self) -> Iterator[tuple[Params, list[str]]]:
-        """Schedules that cannot be built, with reasons: first layout parts, then whole schedules of the other layouts."""
-        return self._outside(hints=False)
+    def excluded(self, *, hints: bool = False) -> Iterator[tuple[Schedule, list[str]]]:
+        """Schedules that cannot be built for any of the space's workloads, with the reasons; with `hints` those that can be built and are
+        not searched.
+        """
+        for layout, launch in itertools.product(self._product("layout"), self._product("launch")):
+            params = {**layout, **launch}
+            reasons = self._reasons_everywhere(params, hints=False)
+            if hints:
+                reasons = [] if reasons else self._reasons_everywhere(params, hints=True)
+            if reasons:
+                yield Schedule(self.backend, layout, launch), reasons
 
-    def unsearched(self) -> Iterator[tuple[Params, list[str]]]:
-        """Schedules that can be built and are not searched, with the hints that exclude them, in the same order."""
-        return self._outside(hints=True)
-
-    def check(self, schedule: Schedule, workload: AnyWorkload | None = None) -> list[str]:
+    def check(self, schedule: Schedule, workload: AnyWorkload | None = None, *, hints: bool = False) -> list[str]:
         """Why a schedule cannot be built; empty if it can. Without a workload, only rules that hold for every workload."""
-        return self._problems(schedule, workload, hints=False)
+        if schedule.backend != self.backend:
+            return [f"the schedule is for {schedule.backend}, the space for {self.backend}"]
+        return self._name_problems(schedule) or self._reasons({**schedule.layout, **schedule.launch}, workload, hints=hints)
 
     def doubts(self, schedule: Schedule, workload: AnyWorkload | None = None) -> list[str]:
         """Why a search does not try a schedule: what `check` says, then the hints against it. Empty for a schedule of the space."""
-        return self._problems(schedule, workload, hints=True)
+        return self.check(schedule, workload, hints=True)
 
     @property
     def raw_size(self) -> int:
@@ -190,42 +188,20 @@ class SearchSpace:
 
         return extend(0)
 
-    def _outside(self, *, hints: bool) -> Iterator[tuple[Params, list[str]]]:
-        """What the constraints exclude; with `hints`, what hints exclude beyond it."""
-        launches = self._product("launch")
-        for layout in self._product("layout"):
-            if hints and self._reasons(layout, "layout", hints=False):
-                continue
-            if reasons := self._reasons(layout, "layout", hints=hints):
-                yield layout, reasons
-                continue
-            for launch in launches:
-                params: dict[str, Value] = {**layout, **launch}
-                if hints and self._launch_reasons(params, hints=False):
-                    continue
-                if reasons := self._launch_reasons(params, hints=hints):
-                    yield Params(params), reasons
+    def _reasons_everywhere(self, params: Mapping[str, Value], *, hints: bool) -> list[str]:
+        """Why no workload allows a schedule; if they differ, in the words of the first workload."""
+        of_workloads = [self._reasons(params, work, hints=hints) for work in self.workloads]
+        return of_workloads[0] if all(of_workloads) else []
 
-    def _problems(self, schedule: Schedule, workload: AnyWorkload | None, *, hints: bool) -> list[str]:
-        if schedule.backend != self.backend:
-            return [f"the schedule is for {schedule.backend}, the space for {self.backend}"]
-        if problems := self._name_problems(schedule):
-            return problems
-        params: dict[str, Value] = {**schedule.layout, **schedule.launch}
-        if reasons := self._reasons(params, "layout", hints=False):
+    def _reasons(self, params: Mapping[str, Value], workload: AnyWorkload | None, *, hints: bool) -> list[str]:
+        def broken(stage: str, hints: bool) -> list[str]:
+            found = (self._verdict(rule, uses, names) for rule, uses, required in self._rules[stage] if hints or required)
+            return [reason for reason in found if reason is not None]
+
+        names = {**params, **(shape_of(workload) if workload else {})}
+        if reasons := broken("layout", False):
             return reasons  # sizes of a launch are computed from a layout that exists
-        reasons = self._reasons(params, "layout", hints=hints) + self._reasons(params, "launch", hints=hints)
-        return reasons if workload is None else reasons + self._reasons({**params, **shape_of(workload)}, "workload", hints=hints)
-
-    def _launch_reasons(self, params: Mapping[str, Value], *, hints: bool) -> list[str]:
-        """Why no workload allows the launch; if they differ, in the words of the first workload."""
-        static = self._reasons(params, "launch", hints=hints)
-        of_workloads = [self._reasons({**params, **shape_of(work)}, "workload", hints=hints) for work in self.workloads]
-        return static + (of_workloads[0] if all(of_workloads) else [])
-
-    def _reasons(self, names: Mapping[str, Value], stage: str, *, hints: bool) -> list[str]:
-        found = (self._verdict(rule, uses, names) for rule, uses, required in self._rules[stage] if hints or required)
-        return [reason for reason in found if reason is not None]
+        return [reason for stage in ("layout", "launch", *(["workload"] if workload else [])) for reason in broken(stage, hints)]
 
     def _verdict(self, rule: Rule, uses: tuple[str, ...], names: Mapping[str, Value]) -> str | None:
         """The reason if the rule is broken, else None; remembered by the values it mentions."""

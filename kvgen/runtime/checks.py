@@ -13,7 +13,7 @@ from torch import Tensor
 from kvgen.errors import CacheMismatch, ToolchainMissing, UnsupportedError
 from kvgen.format.dtypes import torch_dtype
 from kvgen.format.window import cache_id, window_places
-from kvgen.lower.extend import extend_refusal
+from kvgen.lower.modifier import extend_refusal
 
 if TYPE_CHECKING:
     from kvgen.format.layout import PackedLayout

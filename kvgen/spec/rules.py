@@ -76,18 +76,18 @@ def kernel(spec: KernelSpec) -> Iterator[Problem]:
 
 def _group(label: str, quant: QuantSpec, spec: KernelSpec) -> Iterator[Problem]:
     dim, page = spec.attention.head_dim, spec.cache.page
-    if quant.bits != 16 and quant.axis == "token" and dim % quant.group:
+    if quant.quantized and quant.axis == "token" and dim % quant.group:
         yield (label, "group"), f"{label}.group ({quant.group}) must divide head_dim ({dim}) when the axis is token"
-    if quant.bits != 16 and quant.axis == "channel" and quant.group % TOKEN_STEP:
+    if quant.quantized and quant.axis == "channel" and quant.group % TOKEN_STEP:
         yield (label, "group"), f"{label}.group ({quant.group}) must be a multiple of {TOKEN_STEP} tokens when the axis is channel"
-    if quant.bits != 16 and quant.axis == "channel" and page is not None and page % quant.group:
+    if quant.quantized and quant.axis == "channel" and page is not None and page % quant.group:
         yield ("cache", "page"), f"page ({page}) must be a multiple of {label}.group ({quant.group}): a page holds whole groups"
 
 
 def _unquantized(spec: KernelSpec) -> Iterator[Problem]:
     """Problems of `cache.local` and `cache.sink`."""
     sink, local, window = spec.cache.sink, spec.cache.local, spec.attention.window
-    nothing = spec.key.bits == 16 and spec.value.bits == 16
+    nothing = not spec.key.quantized and not spec.value.quantized
     if local and nothing:
         yield ("cache", "local"), "local keeps the newest tokens unquantized, but nothing is quantized"
     if sink and nothing:

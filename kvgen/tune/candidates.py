@@ -14,7 +14,7 @@ from kvgen._resources import templates
 from kvgen.arch import Target
 from kvgen.digest import digest, files_digest
 from kvgen.errors import ToolchainMissing, UnsupportedError
-from kvgen.lower.backend import Backend, Language, Sources, backends_for, missing_backends, refusal
+from kvgen.lower.backend import Backend, Language, Sources, backends_for, refusal
 from kvgen.lower.schedule import Schedule
 from kvgen.lower.space import SearchSpace
 from kvgen.measure.measurement import Candidate
@@ -45,7 +45,7 @@ def contenders(
     """The back ends that can lower the spec, in order of preference, and the refusals of the others. `all_schedules`: their spaces
     include what hints exclude.
 
-    Raises ToolchainMissing if no back end for the target can be loaded, UnsupportedError if all of them refuse the spec.
+    Raises UnsupportedError if all of them refuse the spec.
     """
     found, refusals = [], []
     for backend in backends_for(target) if backends is None else backends:
@@ -59,17 +59,9 @@ def contenders(
             found.append(Contender(backend, space, backend.defaults(spec, target), at_workloads))
     if found:
         return found, refusals
-    if not refusals:
-        raise no_backend(target)
     if len(refusals) == 1:
         raise refusals[0]
     raise UnsupportedError(" or ".join(one.backend for one in refusals), "; ".join(f"{one.backend}: {one.reason}" for one in refusals))
-
-
-def no_backend(target: Target) -> ToolchainMissing:
-    """The error that says which back ends are missing for a target, and why."""
-    absent = "; ".join(missing_backends().values())
-    return ToolchainMissing(f"no back end for {target} can be loaded here{': ' + absent if absent else ''}")
 
 
 def require_toolchain(sources: Sources, found: Sequence[Contender], cache: ArtifactCache, *, compile_only: bool) -> None:

@@ -16,7 +16,7 @@ import torch
 
 from kvgen.errors import CacheMismatch, CheckError
 from kvgen.format.window import first_held
-from kvgen.lower.extend import extend_refusal
+from kvgen.lower.modifier import extend_refusal
 from kvgen.runtime.kvcache import KVCache
 from kvgen.verify.cache import Life
 from kvgen.verify.calls import NAN_BYTE, CallCheck, Output, Pair, form, poison, query_lengths

@@ -16,7 +16,7 @@ from kvgen.lower.backend import Backend, get_backend
 from kvgen.lower.cuda.backend import BOOST_STEP, MOST_GROUP
 from kvgen.lower.gpu import MAX_Q_ROWS
 from kvgen.lower.schedule import Params, Schedule
-from kvgen.lower.tilelang.support import CHANNEL_GROUPS as TILELANG_GROUPS
+from kvgen.lower.tilelang.backend import CHANNEL_GROUPS as TILELANG_GROUPS
 from kvgen.spec import AnySpec, KernelSpec, MatrixSpec, load_any_spec, load_spec
 from kvgen.verify import matrix as reference
 from kvgen.verify.quantize import torch_dtype

@@ -1,4 +1,4 @@
-"""The back end: supported specs, search space, default schedule, source."""
+"""The back end: search space, default schedule, source, and what it refuses beyond what both GPU back ends do."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from kvgen.format.constants import constants
 from kvgen.format.layout import packed_layout
 from kvgen.format.residual import ResidualRows
 from kvgen.lower.backend import FUNCTIONS, Lowering, Source
-from kvgen.lower.gpu import gpu_facts, pack_memory, plain_schedule, preferred_block, refused, tiling_of
+from kvgen.lower.gpu import GPU_REFUSALS, Refusal, either, gpu_facts, pack_memory, plain_schedule, preferred_block, refused, tiling_of
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.lower.space import SearchSpace
 from kvgen.lower.template import reached_headers, render
-from kvgen.lower.tilelang.isolate import Lowered, Program, lower_apart
+from kvgen.lower.tilelang.isolate import Lowered, Program, lower_apart, missing, tilelang_version
 from kvgen.lower.tilelang.sizes import Sizes, sizes_of
-from kvgen.lower.tilelang.support import REFUSALS, missing, tilelang_version
 from kvgen.spec import KernelSpec
 from kvgen.spec.dispatch import Tiling
 
 NAME = "tilelang"
+CHANNEL_GROUPS = (32, 64, 128, 256, 512)
+"""Tokens that share K's params per channel: a KV tile lies within a group."""
+MAX_HEAD_DIM = 128
 FLAGS = ("-diag-suppress=550",)
 LAUNCHES = ((128, 2, 8), (64, 2, 8), (64, 2, 4), (32, 2, 8), (64, 2, 2), (32, 2, 4), (32, 2, 2))
 """(kv_tile, stages, ctas_per_sm) by preference."""
@@ -105,3 +107,47 @@ def source(sizes: Sizes, programs: Lowered, target: Target) -> Source:
     )
     include = tuple(templates() / part / "include" for part in ("tilelang", "cuda", "common"))
     return Source(text, "cuda", target, include, FLAGS, reached_headers(text, include), FUNCTIONS)
+
+
+REFUSALS: tuple[Refusal, ...] = (
+    Refusal(
+        "boosted channels",
+        lambda s: s.key.boost.fraction > 0,
+        "key.boost ({k.boost.fraction:g} of channels in 4 bits): K is read as codes of one width",
+    ),
+    Refusal(
+        "K or V of 16 bits",
+        lambda s: not (s.key.quantized and s.value.quantized),
+        "key.bits ({k.bits}) and value.bits ({v.bits}) must be 8, 4 or 2: the program expands codes",
+    ),
+    *GPU_REFUSALS,
+    Refusal(
+        f"head_dims other than 32, 64, 96 and {MAX_HEAD_DIM}",
+        lambda s: s.attention.head_dim % 32 != 0 or s.attention.head_dim > MAX_HEAD_DIM,
+        f"attention.head_dim ({{a.head_dim}}) is no multiple of 32 up to {MAX_HEAD_DIM}: a warp holds the output of whole query rows",
+    ),
+    Refusal(
+        "several scales per token",
+        lambda s: any(op.axis == "token" and op.group != s.attention.head_dim for op in (s.key, s.value)),
+        "key.group ({k.group}) and value.group ({v.group}) must be head_dim where the axis is token: a token has one scale",
+    ),
+    Refusal("V per channel", lambda s: s.value.per_channel, "value.axis is channel, and weights take one scale per token"),
+    Refusal(
+        f"K per channel in groups other than {either(CHANNEL_GROUPS)} tokens",
+        lambda s: s.key.per_channel and s.key.group not in CHANNEL_GROUPS,
+        f"where the axis is channel, key.group ({{k.group}}) must be {either(CHANNEL_GROUPS)} tokens",
+    ),
+    Refusal("soft caps", lambda s: bool(s.attention.softcap), "attention.softcap ({a.softcap:g}): scores are taken as they are"),
+    Refusal("sliding windows", lambda s: s.attention.window is not None, "attention.window ({a.window}): all cached tokens are read"),
+    Refusal("learned sinks", lambda s: s.attention.sinks, "attention.sinks: the denominator has no logit of its own"),
+    Refusal(
+        "sink, local and rollback tokens",
+        lambda s: s.cache.sink + s.cache.local + s.cache.rollback > 0,
+        "cache.sink ({c.sink}), cache.local ({c.local}) and cache.rollback ({c.rollback}) must be 0: the residual is the block that fills",
+    ),
+    Refusal(
+        "pages that are no multiple of 32 tokens",
+        lambda s: s.cache.page is not None and s.cache.page % 32 != 0,
+        "cache.page ({c.page}) is no multiple of 32 tokens, which the kernel reads at once",
+    ),
+)

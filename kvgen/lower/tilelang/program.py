@@ -319,7 +319,7 @@ def attend_residual(p: Any, k: Any, work: Any, f: Any) -> None:
         load_residual(p, k, work, f, first + work.splits * RESIDUAL_TILE)
     for half in (0, Q_ROWS):
         for r, j in T.Parallel(Q_ROWS, p.dim):
-            f.out[r + half, j] = f.out[r + half, j] * (T.float32(1.0) / field_unit(p.layout.value.bits, j))
+            f.out[r + half, j] = f.out[r + half, j] * (T.float32(1.0) / field_unit(p.layout.value.width, j))
 
 
 def hidden(p: Sizes, k: Args, work: Work, r: Any) -> Any:
@@ -378,14 +378,14 @@ def scale_query(p: Any, f: Any, slot: Any) -> None:
         f.offset_x[r, j] = f.offset_x[r, j] + f.offsets[r + Q_ROWS, j]
     T.reduce_max(f.offset_x, f.offset, dim=1)
     for r in T.Parallel(Q_ROWS):
-        f.offset[r] = f.offset[r] * f.row_scale[r] * T.float32(1.0 if p.layout.key.zero else -(2.0 ** (p.layout.key.bits - 1)))
+        f.offset[r] = f.offset[r] * f.row_scale[r] * T.float32(1.0 if p.layout.key.zero else -(2.0 ** (p.layout.key.width - 1)))
 
 
 @T.macro
 def score_keys(p: Any, k: Any, work: Any, f: Any, slot: Any, step: Any, token: Any) -> None:
     """x = scores of a step's tokens, the first of which is at position `token`, in units of log2."""
     key = p.layout.key
-    name = f"kvgen::expand_keys<{key.bits}, {p.dim}, {p.step}, {p.layout.subtile_bytes}>"
+    name = f"kvgen::expand_keys<{key.width}, {p.dim}, {p.step}, {p.layout.subtile_bytes}>"
     T.call_extern("handle", name, f.keys.data, T.address_of(f.ring[slot, step * (p.step // 32) * p.subtile_rows, 0]))
     T.clear(f.products)
     T.gemm(f.query, f.keys, f.products, transpose_B=True)
@@ -395,17 +395,17 @@ def score_keys(p: Any, k: Any, work: Any, f: Any, slot: Any, step: Any, token: A
         f.x[r, t] = f.x[r, t] + f.products[r + Q_ROWS, t]
     for r, t in T.Parallel(Q_ROWS, p.step):
         if key.per_channel:
-            f.x[r, t] = f.x[r, t] * (f.row_scale[r] * field_unit(key.bits, t)) + f.offset[r]
+            f.x[r, t] = f.x[r, t] * (f.row_scale[r] * field_unit(key.width, t)) + f.offset[r]
         elif key.zero:
             f.x[r, t] = f.row_scale[r] * (
-                token_param(p, f, slot, step, "key", t, 0) * (f.x[r, t] * field_unit(key.bits, t))
+                token_param(p, f, slot, step, "key", t, 0) * (f.x[r, t] * field_unit(key.width, t))
                 + token_param(p, f, slot, step, "key", t, 1) * f.offset[r]
             )
         else:
             f.x[r, t] = (
                 f.row_scale[r]
                 * token_param(p, f, slot, step, "key", t, 0)
-                * (f.x[r, t] * field_unit(key.bits, t) + f.offset[r] * T.float32(-(2.0 ** (p.layout.key.bits - 1))))
+                * (f.x[r, t] * field_unit(key.width, t) + f.offset[r] * T.float32(-(2.0 ** (p.layout.key.width - 1))))
             )
     if p.q_len > 1:
         for r, t in T.Parallel(Q_ROWS, p.step):
@@ -458,7 +458,7 @@ def load_scales(p: Any, f: Any, slot: Any, step: Any) -> None:
 def add_values(p: Any, f: Any, slot: Any, step: Any) -> None:
     """out += weights times scales, times codes of V. `zero_sum` += weights times zeros."""
     value = p.layout.value
-    name = f"kvgen::expand_values<{value.bits}, {p.dim}, {p.step}, {p.layout.subtile_bytes}>"
+    name = f"kvgen::expand_values<{value.width}, {p.dim}, {p.step}, {p.layout.subtile_bytes}>"
     row = step * (p.step // 32) * p.subtile_rows + p.layout.codes_offset("value") // 16
     T.call_extern("handle", name, f.values.data, T.address_of(f.ring[slot, row, 0]))
     for r, t in T.Parallel(Q_ROWS, p.step):
@@ -477,8 +477,8 @@ def add_values(p: Any, f: Any, slot: Any, step: Any) -> None:
 
 def least_code(value: Operand, t: Any) -> Any:
     """What is added to V's codes of token t as the operand has them. Those of the first eight of 16 tokens are less by the largest."""
-    lowest = 0.0 if value.zero else -(2.0 ** (value.bits - 1))
-    return T.if_then_else(t % 16 < 8, T.float32(lowest + 2**value.bits - 1), T.float32(lowest))
+    lowest = 0.0 if value.zero else -(2.0 ** (value.width - 1))
+    return T.if_then_else(t % 16 < 8, T.float32(lowest + 2**value.width - 1), T.float32(lowest))
 
 
 @T.macro
@@ -487,7 +487,7 @@ def store(p: Any, k: Any, work: Any, f: Any) -> None:
     for r, j in T.Parallel(Q_ROWS, p.dim):
         f.wide[r, j] = f.out[r, j]
     for r, j in T.Parallel(Q_ROWS, p.dim):
-        f.wide[r, j] = (f.wide[r, j] + f.out[r + Q_ROWS, j]) * field_unit(p.layout.value.bits, j) + f.zero_sum[r]
+        f.wide[r, j] = (f.wide[r, j] + f.out[r + Q_ROWS, j]) * field_unit(p.layout.value.width, j) + f.zero_sum[r]
     row = T.cast(work.slot, "int64") * Q_ROWS
     for r, j in T.Parallel(Q_ROWS, p.dim):
         if work.q_row + r < p.group * k.q_len:

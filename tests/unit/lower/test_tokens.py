@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvgen.lower.tokens import headers_digest, tokens_digest
+from kvgen.lower.template import headers_digest, tokens_digest
 
 TEXT = """#pragma once
 #include "a.h"  // for b
