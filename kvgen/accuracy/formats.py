@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator, Mapping
 from functools import cache
-from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvgen.errors import KvgenError, host_errors
-from kvgen.files import read_plain
 from kvgen.format.sizes import bits_per_element
 from kvgen.spec import KernelSpec, load_spec, presets
 from kvgen.verify.quality import format_quality
@@ -24,8 +20,6 @@ SHIPPED = Path(__file__).with_name("formats.csv")
 """`kvgen accuracy --csv` of all formats."""
 ERRORS = tuple(f"{data}_{kind}" for data in ("normal", "structured") for kind in ("relative_l2", "cosine", "weights_l1"))
 """Columns of errors, as `kvgen.verify.quality.Quality` describes them."""
-MOST_BYTES = 1 << 22
-"""Of a table that is read."""
 
 
 @cache
@@ -52,20 +46,13 @@ def records(specs: Mapping[str, KernelSpec]) -> Iterator[dict[str, Any]]:
         yield {"format": name, "bits": bits_per_element(spec), "unquantized_tokens": spec.cache.unpacked, **errors}
 
 
-def read_table(file: Path = SHIPPED) -> pd.DataFrame:
-    """The table that `kvgen accuracy --csv` wrote, by format. Raises KvgenError where the file is none, HostError where it cannot be read.
+def read_table() -> pd.DataFrame:
+    """The table that ships, by format.
 
     The column `error` is the sum of two errors on structured data: the relative L2 of the output, which is mostly V's, and the L1 distance
     of the weights, which is K's alone.
     """
     import pandas as pd
 
-    try:
-        with host_errors("read", file):
-            found = pd.read_csv(BytesIO(read_plain(file.resolve(), MOST_BYTES)), dtype={"format": str, **dict.fromkeys(ERRORS, float)})
-        found = found.set_index("format")[[*ERRORS]]
-    except (ValueError, KeyError, csv.Error) as error:
-        raise KvgenError(f"{file} is no table of `kvgen accuracy --csv`: {str(error).splitlines()[0]:.120}") from error
-    if found.empty or not found.index.is_unique or found.isna().any(axis=None):
-        raise KvgenError(f"{file} is no table of `kvgen accuracy --csv`: it has no row, or a value or a name that is missing or repeated")
+    found = pd.read_csv(SHIPPED).set_index("format")[[*ERRORS]]
     return found.assign(error=found.structured_relative_l2 + found.structured_weights_l1)

@@ -12,7 +12,7 @@ from typing import NoReturn
 import typer
 
 from kvgen.children import kill_all
-from kvgen.cli.app import Ended, Exit, Told, app, error_json, exit_code, message_of
+from kvgen.cli.app import Ended, Exit, app, error_json, exit_code, message_of
 
 
 def commands() -> typer.Typer:
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     try:
         commands()(given, prog_name="kvgen")
     except (Exception, KeyboardInterrupt) as raised:
-        error = raised.__cause__ if isinstance(raised, (Ended, Told)) and raised.__cause__ is not None else raised
+        error = raised.__cause__ if isinstance(raised, Ended) and raised.__cause__ is not None else raised
         if isinstance(error, KeyboardInterrupt):
             kill_all()
         if debug:
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         if isinstance(error, BrokenPipeError):
             _end_output()
         else:
-            _report(error, as_json="--json" in given and not isinstance(raised, Told))
+            _report(error, as_json="--json" in given)
         sys.exit(exit_code(error))
     sys.exit(Exit.GOOD)
 

@@ -29,10 +29,6 @@ class Ended(Exception):
     """Raised from what typer would answer itself, without a word: Ctrl-C, and a closed pipe as output."""
 
 
-class Told(Exception):
-    """Raised from an error that the JSON on stdout already has."""
-
-
 class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
-from types import TracebackType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kvgen.cli.app import Exit, app
 from kvgen.cli.options import Arch, BackendNames, Json, Workloads, parse_seconds, resolve_any_spec, resolve_backends
-from kvgen.cli.output import json_list, microseconds, print_launches, print_table
+from kvgen.cli.output import microseconds, print_json, print_launches, print_table
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-    from rich.live import Live
-
     from kvgen.tune.budget import Progress
     from kvgen.tune.compile_only import CompileReport
     from kvgen.tune.tuner import TuningResult
@@ -27,7 +24,7 @@ FAILURES_SHOWN = 8
 """Of each kind."""
 DETAIL_CHARS = 160
 LINE_SECONDS = 5.0
-"""Between lines of progress where stderr is no terminal."""
+"""Between lines of progress."""
 
 
 @app.command()
@@ -75,23 +72,27 @@ def build(
         gpus = range(len(visible_gpus())) if devices == "all" else [int(part) for part in devices.split(",")] if devices else None
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    backends, interrupted = resolve_backends(backend), False
-    with json_list(as_json) as results:
-        for spec in chosen:
-            with ProgressView(spec.name, quiet=as_json) as view:
-                if compile_only:
-                    report = compile_space(spec, backends=backends, workers=jobs, limit=limit, progress=view)
-                else:
-                    result = tune(
-                        spec, budget=bounds, backends=backends, seed=seed, storage=storage, progress=view, fresh=fresh, all_schedules=every,
-                        devices=None if gpus is None else list(gpus),
-                    )  # fmt: skip
-            results.append(report.to_json() if compile_only else result.to_json())
+    backends, results = resolve_backends(backend), []
+    for spec in chosen:
+        progress = _progress(spec.name, quiet=as_json)
+        if compile_only:
+            report = compile_space(spec, backends=backends, workers=jobs, limit=limit, progress=progress)
+            results.append(report.to_json())
             if not as_json:
-                show_compiled(report) if compile_only else show(result)
-            if interrupted := not compile_only and result.interrupted:
-                break
-    if interrupted:
+                show_compiled(report)
+            continue
+        result = tune(
+            spec, budget=bounds, backends=backends, seed=seed, storage=storage, progress=progress, fresh=fresh, all_schedules=every,
+            devices=None if gpus is None else list(gpus),
+        )  # fmt: skip
+        results.append(result.to_json())
+        if not as_json:
+            show(result)
+        if result.interrupted:
+            break
+    if as_json:
+        print_json(results)
+    if not compile_only and result.interrupted:
         raise typer.Exit(Exit.INTERRUPTED)
 
 
@@ -123,39 +124,20 @@ def show_compiled(report: CompileReport) -> None:
     typer.echo(f"registered {report.entry.key} ({report.entry.backend}, {state}) in {report.path}")
 
 
-class ProgressView:
-    """Shows the progress of a build on stderr while it is open: a live table on a terminal, lines otherwise; nothing if `quiet`."""
+def _progress(title: str, *, quiet: bool) -> Callable[[Progress], None]:
+    """Writes a line on stderr every few seconds, and at once where a phase begins or a better schedule was found."""
+    said, then = ("", 0.0), -LINE_SECONDS
 
-    def __init__(self, title: str, *, quiet: bool = False) -> None:
-        self.title, self.quiet = title, quiet
-        self._live: Live | None = None
-        self._said = ("", 0.0, -LINE_SECONDS)
-
-    def __enter__(self) -> ProgressView:
-        if not self.quiet and sys.stderr.isatty():
-            from rich.console import Console
-            from rich.live import Live
-
-            self._live = Live(console=Console(stderr=True), refresh_per_second=4, transient=True)
-            self._live.__enter__()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._live is not None:
-            self._live.__exit__(kind, error, trace)
-
-    def __call__(self, progress: Progress) -> None:
-        """Take a snapshot. Lines are every few seconds, or at once where a phase begins or a better schedule was found."""
-        if self._live is not None:
-            self._live.update(table(self.title, progress))
-            return
-        phase, best, then = self._said
+    def tell(progress: Progress) -> None:
+        nonlocal said, then
         total, now = sum(one.us for one in progress.best.values()), time.monotonic()
-        news = progress.phase != phase and (progress.phase != "compiling" or phase != "measuring" or total != best)
-        if not self.quiet and (news or now - then >= LINE_SECONDS):
-            self._said = (progress.phase, total, now)
+        news = progress.phase != said[0] and (progress.phase != "compiling" or said != ("measuring", total))
+        if not quiet and (news or now - then >= LINE_SECONDS):
+            said, then = (progress.phase, total), now
             with suppress(OSError):  # a build does not end because nobody can read how far it is
-                print(line(self.title, progress), file=sys.stderr, flush=True)
+                print(line(title, progress), file=sys.stderr, flush=True)
+
+    return tell
 
 
 def line(title: str, progress: Progress) -> str:
@@ -167,21 +149,3 @@ def line(title: str, progress: Progress) -> str:
     parts += [f"{progress.left:.0f} s left" if progress.left is not None else ""]
     best = ", ".join(f"{key} {microseconds(one.us)}" for key, one in sorted(progress.best.items()))
     return f"{title}: {', '.join(part for part in parts if part)}" + (f"; best {best}" if best else "")
-
-
-def table(title: str, progress: Progress) -> RenderableType:
-    """The line, the best of every workload so far, and the last note."""
-    from rich.console import Group
-    from rich.markup import escape
-    from rich.table import Table
-    from rich.text import Text
-
-    rows = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("workload", "best", "default", "speed-up"):
-        rows.add_column(name, justify="left" if name == "workload" else "right")
-    rows.add_column("schedule", overflow="ellipsis", no_wrap=True)
-    for key, best in sorted(progress.best.items()):
-        faster = f"{best.default_us / best.us:.2f}x" if best.default_us else "–"
-        rows.add_row(key, microseconds(best.us), microseconds(best.default_us), faster, escape(best.schedule))
-    head = line(title, progress).partition("; best ")[0]
-    return Group(Text(head, style="bold"), rows, Text(progress.note, style="dim", no_wrap=True, overflow="ellipsis"))

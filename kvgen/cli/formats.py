@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvgen.cli.app import app
-from kvgen.cli.options import Json, parse_bytes, require_writable, resolve_spec
+from kvgen.cli.options import Json, require_writable, resolve_spec
 from kvgen.cli.output import describe, microseconds, print_json, print_line, print_table
 
 if TYPE_CHECKING:
@@ -153,11 +153,10 @@ def spec(
 def recommend(
     model_name: ModelName,
     budget: Annotated[
-        float | None, typer.Option("--budget-bytes-per-token", metavar="N", parser=parse_bytes, help="Of a packed token in all layers.")
+        float | None, typer.Option("--budget-bytes-per-token", metavar="N", min=1, help="Of a packed token in all layers.")
     ] = None,
     most: Annotated[float | None, typer.Option("--max-error", metavar="X", min=0.0, help="Of the error that the table shows.")] = None,
     dtype: DType = None,
-    table: Annotated[Path | None, typer.Option("--table", metavar="FILE", help="A table of `kvgen accuracy --csv`.")] = None,
     as_json: Json = False,
 ) -> None:
     """List the formats that fit a bound of memory or of errors, with their entries, and print the specs of the best.
@@ -167,17 +166,16 @@ def recommend(
     model = _model(model_name, dtype)
     if budget is None and most is None:
         raise typer.BadParameter("give --budget-bytes-per-token or --max-error")
-    from kvgen.accuracy.formats import SHIPPED, formats, read_table
+    from kvgen.accuracy.formats import formats, read_table
     from kvgen.accuracy.recommend import options
     from kvgen.errors import KvgenError, RegistryMiss
 
-    file = table or SHIPPED
-    figures = read_table(file)
+    figures = read_table()
     front = options(model, figures, dtype)
     impossible = {name: why for name in figures.index if name in formats() and (why := model.refused(name))}
     if not front:
         told = "; ".join(f"{name}: {why}" for name, why in impossible.items()) or f"formats: {', '.join(formats())}"
-        raise KvgenError(f"{file} has no named format that fits {model.name}: {told}")
+        raise KvgenError(f"no named format fits {model.name}: {told}")
     found = [one for one in front if (budget is None or one.token_bytes <= budget) and (most is None or one.errors["error"] <= most)]
     if not found:
         smallest, least = min(one.token_bytes for one in front), min(one.errors["error"] for one in front)

@@ -29,7 +29,6 @@ Workloads = Annotated[
         help="Batch x tokens: 1x32768, 1x32k, 8x32768q4, 48x300-24576, 8x32768:sustained; of a matrix tokens x channels. May be repeated.",
     ),
 ]
-_BYTES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
 
 
 def resolve_spec(name: str, arch: str | None = None, workloads: Sequence[str] | None = None) -> KernelSpec:
@@ -104,15 +103,6 @@ def parse_seconds(text: str) -> float:
         return parse_duration(str(text))  # typer gives the default to it, too
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-
-
-def parse_bytes(text: str) -> float:
-    """`36000`, `36KB` (1000 bytes each) or `36KiB` (1024): at least one byte. Raises BadParameter."""
-    match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*(?:([kmg]i?)?b)?", text.strip().lower())
-    size = float(match[1]) * _BYTES[match[2] or ""] if match else 0.0
-    if size < 1:
-        raise typer.BadParameter(f"{text!r:.80} is no size of at least one byte; write 36000, 36KB or 36KiB")
-    return size
 
 
 def require_keys(keys: Sequence[str], known: Sequence[str]) -> None:

@@ -1,15 +1,13 @@
-"""How results are printed: JSON, tables that a terminal of any width can hold, and formats and launches in a few words."""
+"""How results are printed: JSON, tables, and formats and launches in a few words."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from kvgen.cli.app import Told, error_json
 from kvgen.errors import printable
 from kvgen.results.numbers import microseconds as microseconds  # tables of commands and pages write a time alike
 
@@ -27,32 +25,13 @@ def print_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=2, allow_nan=False, default=str))
 
 
-@contextmanager
-def json_list(wanted: bool) -> Iterator[list[dict[str, Any]]]:
-    """A list to fill with results, which is printed at the end if wanted.
-
-    After an error, the results before it are printed with the error as the last item: alone they would pass for all of them. Raises Told
-    then.
-    """
-    results: list[dict[str, Any]] = []
-    try:
-        yield results
-    except (Exception, KeyboardInterrupt) as error:
-        if not (wanted and results):
-            raise
-        print_json([*results, error_json(error)])
-        raise Told from error
-    if wanted:
-        print_json(results)
-
-
 def print_line(text: str) -> None:
     """A line on stdout. Control characters in strings of entries, which a terminal would obey, are escapes."""
     typer.echo(printable(text))
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[str] = ()) -> None:
-    """A table on stdout; columns in `right` are right-aligned. Where a terminal is too narrow for its words, rows are lists."""
+    """A table on stdout; columns in `right` are right-aligned."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
@@ -60,20 +39,14 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
     align_right = set(right)
     rows = [["\n".join(map(printable, cell.expandtabs().splitlines())) for cell in row] for row in rows]
     table = Table(title=title, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False)
-    least = 2 * (len(columns) - 1)
     for column, cells in zip(columns, zip(columns, *rows, strict=True), strict=True):
         whole = all(len(cell) <= WORD and " " not in cell for cell in cells)  # a key that is cut cannot be copied
         table.add_column(column, justify="right" if column in align_right else "left", overflow="fold", no_wrap=whole)
-        least += min(WORD, max(len(word) for cell in cells for word in [*cell.split(), ""]))
     for row in rows:
         table.add_row(*map(escape, row))  # [build] is text, not a style
     console = Console()
     if not console.is_terminal:
         console = Console(width=200)
-    if console.is_terminal and least > console.width:
-        lists = ["\n".join(f"{column}: {cell}" if column else cell for column, cell in zip(columns, row, strict=True)) for row in rows]
-        typer.echo("\n\n".join([*([title] if title else []), *lists, ""]))
-        return
     with console.capture() as drawn:
         console.print(table)
     typer.echo(drawn.get(), nl=False)  # rich would end the process with 1 where the output is a closed pipe
