@@ -1,13 +1,9 @@
-"""JSON schemas of spec files, for completion and checks in editors. `python -m kvgen.spec.schema` prints that of attention, with `matrix`
-that of operations on a matrix.
-"""
+"""JSON schemas of spec files, for completion and checks in editors; `kvgen schema` prints them."""
 
 from __future__ import annotations
 
 import ast
 import inspect
-import json
-import sys
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -43,11 +39,6 @@ def matrix_schema() -> dict[str, Any]:
     return _described(model.MatrixSpec)
 
 
-def dumps(schema: dict[str, Any]) -> str:
-    """A schema as the text of its file in `docs/`: kvgen-spec.schema.json, kvgen-matrix.schema.json."""
-    return json.dumps(schema, indent=2) + "\n"
-
-
 def _described(kind: type[model.Model]) -> dict[str, Any]:
     schema = {"$schema": DIALECT, **TypeAdapter(kind).json_schema()}
     docs = _field_docs()
@@ -76,6 +67,3 @@ def _field_docs() -> dict[str, dict[str, str]]:
                     docs[ast.unparse(field.target)] = inspect.cleandoc(str(text.value.value))
     return found
 
-
-if __name__ == "__main__":
-    print(dumps(matrix_schema() if sys.argv[1:] == ["matrix"] else json_schema()), end="")

@@ -20,8 +20,6 @@ from tests.lives.emulated import emulated
 from tests.lives.life import Life
 from tests.lives.matrix import MatrixLife, matrix
 from tests.lives.run import Built, apart, cpu, lives
-from tests.lives.tilelang import tilelang
-from tests.support.kernel_cases import needs_tilelang
 
 
 @pytest.mark.parametrize(
@@ -32,12 +30,9 @@ from tests.support.kernel_cases import needs_tilelang
         (matrix, 1, 2),
         pytest.param(matrix, 4, 2, marks=pytest.mark.slow),
         pytest.param(emulated, 4, 2, marks=pytest.mark.slow),
-        pytest.param(tilelang, 33, 1, marks=[pytest.mark.slow, pytest.mark.timeout(600)]),
     ],
 )
 def test_lives_are_those_of_the_reference(built: Built, number: int, count: int) -> None:
-    if built is tilelang:
-        needs_tilelang()
     lived = lives(built, number, range(count))
     assert (lived.lives, lived.failures) == (count, [])
 

@@ -26,11 +26,11 @@ Case = tuple[str, int, dict[str, Value]]
 Make = Callable[[Case], Emulated]
 CASES: tuple[Case, ...] = (
     ("k4v4:h8/2", 128, {"kv_tile": 128}),
-    ("k8v8:bf16:q4:h8/1:page256:d64", 128, {}),
-    ("k2v4:token:sym:h4/2:d64", 64, {"ctas_per_sm": 4}),
-    ("k4v2:kg32:page64:q3:h10/2:d96:sym", 32, {"kv_tile": 32, "stages": 3}),
-    ("k8v2:token:h4/4:d32", 32, {"kv_tile": 32, "stages": 3}),
+    ("k8v2:bf16:q4:h8/1:page256:d64:sym", 128, {}),
+    ("k2v8:token:q3:h10/2:d96", 32, {"kv_tile": 32, "stages": 3, "ctas_per_sm": 4}),
+    ("k4v2:token:sym:page64:h4/4:d32", 64, {}),
 )
+"""Few programs, since TileLang takes seconds for each: every branch of `program.py`, every width of K and V."""
 PLAIN = CASES[0]
 by_words = pytest.mark.parametrize("case", CASES, ids=lambda case: case[0])
 by_scheduler = pytest.mark.parametrize("planned", [False, True], ids=["static", "planned"])
@@ -50,10 +50,9 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Make:
 
 @by_scheduler
 @by_words
-@pytest.mark.parametrize(("lengths", "hard"), [((300, 0, 1, 128), False), ((1300, 127), True)], ids=["ragged", "hard"])
-def test_attend_agrees_with_the_reference(kernel: Make, case: Case, lengths: tuple[int, ...], hard: bool, planned: bool) -> None:
+def test_attend_agrees_with_the_reference(kernel: Make, case: Case, planned: bool) -> None:
     built = kernel(case)
-    held, q = reference(built, lengths, hard=hard)
+    held, q = reference(built, (1300, 0, 1, 128, 127), hard=True)
     step = Step(built, held, q, planned=planned)
     step.run()
     agree(step, held.attend(q))
@@ -73,8 +72,7 @@ def test_decode_appends_and_packs_full_blocks(kernel: Make, case: Case, planned:
     assert step.lengths.tolist() == (list(lengths) if planned else held.lengths.tolist())
 
 
-@by_scheduler
-def test_scales_of_v_of_any_size_are_exact(kernel: Make, planned: bool) -> None:
+def test_scales_of_v_of_any_size_are_exact(kernel: Make) -> None:
     """Huge, and so small that weights times scales would be denormals, beside unquantized tokens."""
     built = kernel(PLAIN)
     for factor in (15000.0, 1e-4):
@@ -83,13 +81,12 @@ def test_scales_of_v_of_any_size_are_exact(kernel: Make, planned: bool) -> None:
         inputs.v[:] = (inputs.v * min(factor, 1)).clamp(-60000, 60000)
         held = ReferenceCache(built.spec, 1, built.layout.tokens)
         held.prefill(inputs.k, inputs.v)
-        step = Step(built, held, inputs.q, planned=planned)
+        step = Step(built, held, inputs.q)
         step.run()
         assert relative_l2(step.out, held.attend(inputs.q)[0]) <= tolerance(step.q.dtype)
 
 
-@by_scheduler
-def test_weights_are_finite_where_scores_grow_and_where_v_is_constant(kernel: Make, planned: bool) -> None:
+def test_weights_are_finite_where_scores_grow_and_where_v_is_constant(kernel: Make) -> None:
     """The largest weights: of unquantized tokens whose scores grow slowly, and of a block whose scales are 0, without such tokens."""
     built = kernel(PLAIN)
     inputs = normal(built.spec, 2, 256, seed=5)
@@ -97,7 +94,7 @@ def test_weights_are_finite_where_scores_grow_and_where_v_is_constant(kernel: Ma
     inputs.v[0] = 0.25
     held = ReferenceCache(built.spec, 2, built.layout.tokens)
     held.prefill(inputs.k, inputs.v, torch.tensor([256, 255], dtype=torch.int32))
-    step = Step(built, held, inputs.q, planned=planned)
+    step = Step(built, held, inputs.q)
     step.run()
     agree(step, held.attend(inputs.q))
 
