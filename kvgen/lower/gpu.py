@@ -124,7 +124,6 @@ def too_many_scales(layout: PackedLayout) -> str | None:
 class Refusal:
     """A feature of the spec language that is not built. `reason` may name fields of the spec in {braces}."""
 
-    feature: str
     applies: Callable[[KernelSpec], bool]
     reason: str
 
@@ -160,29 +159,24 @@ def narrow_token_group(quant: QuantSpec, channels: int) -> bool:
 
 
 GPU_REFUSALS: tuple[Refusal, ...] = (
-    Refusal("float32", lambda s: s.attention.dtype == "float32", "attention.dtype is float32, and matrix instructions take 16 bits"),
+    Refusal(lambda s: s.attention.dtype == "float32", "attention.dtype is float32, and matrix instructions take 16 bits"),
     Refusal(
-        f"head_dim above {MAX_HEAD_DIM}",
         lambda s: s.attention.head_dim > MAX_HEAD_DIM,
         f"attention.head_dim ({{a.head_dim}}) is more than {MAX_HEAD_DIM}, for which registers suffice",
     ),
     Refusal(
-        f"attention.q_len above {MAX_QUERIES} (longer calls need none: extend attention)",
         lambda s: s.attention.q_len > MAX_QUERIES,
         f"attention.q_len ({{a.q_len}}) is more than {MAX_QUERIES}, which a decode kernel holds at once; longer calls need no q_len",
     ),
     Refusal(
-        "K per token in groups that are no multiple of 16 channels",
         lambda s: narrow_token_group(s.key, 16),
         "key.group ({k.group} channels) must be a multiple of 16",
     ),
     Refusal(
-        "V per token in groups that are no multiple of 16 channels",
         lambda s: narrow_token_group(s.value, 16),
         "value.group ({v.group} channels) must be a multiple of 16",
     ),
     Refusal(
-        f"more than {MAX_Q_ROWS} query heads times query tokens per KV head",
         lambda s: s.attention.group * s.attention.q_len > MAX_Q_ROWS,
         f"{{a.group}} query heads times {{a.q_len}} query tokens share a KV head, more than {MAX_Q_ROWS} rows",
     ),

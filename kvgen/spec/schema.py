@@ -66,4 +66,3 @@ def _field_docs() -> dict[str, dict[str, str]]:
                 if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
                     docs[ast.unparse(field.target)] = inspect.cleandoc(str(text.value.value))
     return found
-

@@ -176,30 +176,25 @@ def _small_pages(spec: KernelSpec) -> bool:
 
 REFUSALS: tuple[Refusal, ...] = (
     Refusal(
-        f"boosted channels that are no multiple of {BOOST_STEP}",
         lambda s: s.key.boosted(s.attention.head_dim) % BOOST_STEP != 0,
         f"key.boost.fraction ({{k.boost.fraction:g}} of {{a.head_dim}} channels) is no multiple of {BOOST_STEP} channels, which matrix "
         "instructions take at once",
     ),
     Refusal(
-        f"boosted channels in groups that are no multiple of {WHOLE_PAGE} tokens",
         lambda s: s.key.boost.fraction > 0 and s.key.group % WHOLE_PAGE != 0,
         f"key.boost with a key.group ({{k.group}}) that is no multiple of {WHOLE_PAGE} tokens, whose codes share words in a 2-bit K, "
         "is not built",
     ),
     *GPU_REFUSALS,
     Refusal(
-        "a 2-bit K in pages that are no multiple of 32 tokens",
         lambda s: _small_pages(s) and codec_of(s.key).row_tile == WHOLE_PAGE,
         f"cache.page ({{c.page}}) is no multiple of {WHOLE_PAGE} tokens, whose codes share words in a 2-bit K",
     ),
     Refusal(
-        "params per channel in pages that are no multiple of 32 tokens",
         lambda s: _small_pages(s) and any(op.per_channel for op in (s.key, s.value)),
         f"cache.page ({{c.page}}) is no multiple of {WHOLE_PAGE} tokens, and blocks of 16 hold no params per channel",
     ),
     Refusal(
-        f"params per channel in groups of more than {MOST_GROUP} tokens",
         lambda s: any(op.per_channel and op.group > MOST_GROUP for op in (s.key, s.value)),
         f"groups per channel have at most {MOST_GROUP} tokens, which stay unquantized until a block holds whole groups: key.group is "
         "{k.group}, value.group {v.group}",

@@ -85,12 +85,13 @@ def test_a_tilelang_that_is_absent_or_too_old_is_named(own_cache: Path, monkeypa
     def absent(name: str) -> str:
         raise PackageNotFoundError(name)
 
+    none = "tilelang is not installed: pip install 'kvgen[build]'"
     old = "tilelang 0.1.12 is installed, and its programs need 0.1.15 or newer"
     for found, why in (
         ("0.1.12", old),
         ("0.1.15", None),
         ("0.1.20", None),
-        (None, "tilelang is not installed: pip install 'kvgen[build]'"),
+        (None, none),
     ):
         monkeypatch.setattr(isolate, "version", absent if found is None else lambda _, found=found: found)
         assert TILELANG.missing() == refusal(TILELANG, SPEC, "sm90") == why
