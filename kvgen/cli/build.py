@@ -74,7 +74,7 @@ def build(
         raise typer.BadParameter(str(error)) from error
     backends, results = resolve_backends(backend), []
     for spec in chosen:
-        progress = _progress(spec.name, quiet=as_json)
+        progress = progress_lines(spec.name, quiet=as_json)
         if compile_only:
             report = compile_space(spec, backends=backends, workers=jobs, limit=limit, progress=progress)
             results.append(report.to_json())
@@ -124,7 +124,7 @@ def show_compiled(report: CompileReport) -> None:
     typer.echo(f"registered {report.entry.key} ({report.entry.backend}, {state}) in {report.path}")
 
 
-def _progress(title: str, *, quiet: bool) -> Callable[[Progress], None]:
+def progress_lines(title: str, *, quiet: bool) -> Callable[[Progress], None]:
     """Writes a line on stderr every few seconds, and at once where a phase begins or a better schedule was found."""
     said, then = ("", 0.0), -LINE_SECONDS
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ import typer
 from benchmarks.gpu_words import spec_of, workload_of
 from kvgen import __version__
 from kvgen.cli import main
-from kvgen.cli.options import parse_bytes, parse_seconds, parse_shape, parse_workload
+from kvgen.cli.options import parse_seconds, parse_shape, parse_workload
 from kvgen.registry.store import Store
 from tests.support.commands import TINY
 from tests.support.entries import put_changed, tuned
@@ -52,42 +50,26 @@ def test_every_command_says_how_it_is_called(kvgen: Any):
         assert not any(doubled in usage for doubled in ("[[", "......", "...}"))  # typer marks what is optional and what may be repeated
 
 
-def test_a_shell_completes_commands() -> None:
-    """What `kvgen --install-completion` has a shell ask for."""
-    asked = {"_KVGEN_COMPLETE": "complete_bash", "COMP_WORDS": "kvgen re", "COMP_CWORD": "1"}
-    done = subprocess.run([sys.executable, "-m", "kvgen"], env={**os.environ, **asked}, capture_output=True, text=True, check=False)
-    assert sorted(done.stdout.split()) == ["recommend", "report"]
-
-
 @pytest.mark.parametrize(
     ("parse", "text", "value"),
     [
-        (parse_bytes, "36000", 36000), (parse_bytes, "36KB", 36000), (parse_bytes, "36 kib", 36864),
-        (parse_bytes, "1.5MiB", 1.5 * (1 << 20)), (parse_bytes, "1GiB", 1 << 30), (parse_bytes, "5B", 5),
         (parse_seconds, "5min", 300), (parse_seconds, "0.5", 0.5), (parse_seconds, "1h", 3600),
         (lambda text: parse_workload(text).key, "8x16k", "8x16384"),
         (lambda text: parse_workload(text).key, "48x1k-24Kq4:sustained", "48x1024-24576q4:sustained"),
         (lambda text: parse_shape(text).key, "128kx1k", "131072x1024"),
+        *((parse_seconds, text, None) for text in ("", "5mx", "-1", "1d")),
+        *((parse_workload, text, None) for text in ("8x16kb", "8kkx1", "8x1.5k", "x16k", "8x1k2")),
     ],
 )  # fmt: skip
 def test_numbers_are_read_as_they_are_usually_written(parse: Callable[[str], object], text: str, value: object) -> None:
-    assert parse(text) == value
-
-
-@pytest.mark.parametrize(
-    ("parse", "text"),
-    [
-        *((parse_bytes, text) for text in ("", "KB", "36K B", "36kk", "-1", "0", "0.5", "1e3", "36T")),
-        *((parse_seconds, text) for text in ("", "5mx", "-1", "1d")),
-        *((parse_workload, text) for text in ("8x16kb", "8kkx1", "8x1.5k", "x16k", "8x1k2")),
-    ],
-)
-def test_other_spellings_of_numbers_are_refused(parse: Callable[[str], object], text: str) -> None:
+    if value is not None:
+        assert parse(text) == value
+        return
     with pytest.raises(typer.BadParameter, match="write|range"):
         parse(text)
 
 
-def test_a_bad_spec_is_exit_2_with_every_mistake(kvgen: Any, tmp_path: Path):
+def test_a_bad_spec_is_exit_2_with_its_mistakes(kvgen: Any, tmp_path: Path):
     (tmp_path / "bad.yaml").write_text(TINY.replace("bits: 4", "bits: 5").replace("kv_heads: 1", "kv_head: 1"))
     for command in ("build", "why", "space", "bench"):
         answer = kvgen(command, "bad.yaml")
@@ -164,21 +146,13 @@ def test_a_command_without_its_packages_names_the_line_to_type(kvgen: Any, monke
     assert "pip install 'kvgen[" in answer.err
 
 
-def test_a_pipe_is_a_spec(kvgen: Any, tmp_path: Path):
-    os.mkfifo(tmp_path / "pipe")
-    writer = threading.Thread(target=lambda: (tmp_path / "pipe").write_text((tmp_path / "tiny.yaml").read_text()))
-    writer.start()
-    assert "tiny on cpu" in kvgen("why", "pipe").out
-    writer.join()
-
-
 # --- space, doctor ---------------------------------------------------------------------------------------------------
 
 
 def test_space_counts_and_explains(kvgen: Any):
     (space,) = kvgen("space", "tiny.yaml", "--backend", "cpu", "--explain", "--schedules", "--json").json()["spaces"]
     assert space["size"] == len(space["schedules"]) > 0
-    assert all(reason["schedules"] > 0 and reason["examples"] for reason in space["excluded"] + space["unsearched"])
+    assert all(reason["schedules"] > 0 and reason["example"] for reason in space["excluded"] + space["unsearched"])
     assert set(space["launches"]) == set(space["defaults"]) == {"1x256"}
     shown = kvgen("space", "tiny.yaml", "--backend", "cpu", "--explain").out
     assert all(part in shown for part in ("cannot be built", "can be built, not searched", "default at 1x256: block="))
