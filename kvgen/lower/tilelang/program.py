@@ -9,7 +9,6 @@ A matrix instruction has 16 query rows. Rows 0 to 7 are the CTA's, rows 8 to 15 
 products are those of 22 bits.
 """
 
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -60,9 +59,10 @@ def program(p: Sizes, planned: bool) -> Any:
             T.annotate_min_blocks_per_sm(p.ctas_per_sm)
             T.call_extern("handle", "kvgen::ptx::griddepcontrol_launch_dependents")  # the finishing kernel, which waits for the end
             f = allocate(p)
-            k = Args(
-                q, packed, table, k_residual, v_residual, partial, stats, (q_batch, q_token, q_head), (k_new, k_batch, k_token, k_head),
-                (v_new, v_batch, v_token, v_head), (packed_outer, packed_head, table_stride), q_len, fresh, scale,
+            k = SimpleNamespace(
+                q=q, packed=packed, table=table, k_residual=k_residual, v_residual=v_residual, partial=partial, stats=stats,
+                q_strides=(q_batch, q_token, q_head), k_new=(k_new, k_batch, k_token, k_head), v_new=(v_new, v_batch, v_token, v_head),
+                packed_strides=(packed_outer, packed_head, table_stride), q_len=q_len, fresh=fresh, scale=scale,
             )  # fmt: skip
             if planned:
                 for index in T.serial(plan[PLAN_HEADER + cta * 2], plan[PLAN_HEADER + cta * 2 + 1]):
@@ -73,40 +73,12 @@ def program(p: Sizes, planned: bool) -> Any:
     return attend
 
 
-@dataclass(frozen=True)
-class Args:
-    """Arguments of the kernel that all steps need."""
-
-    q: Any
-    packed: Any
-    table: Any
-    k_residual: Any
-    v_residual: Any
-    partial: Any
-    stats: Any
-    q_strides: tuple[Any, Any, Any]
-    k_new: tuple[Any, Any, Any, Any]
-    v_new: tuple[Any, Any, Any, Any]
-    packed_strides: tuple[Any, Any, Any]
-    q_len: Any
-    fresh: Any
-    scale: Any
-
-
-@dataclass(frozen=True)
-class Work:
+def work_of(n: Any) -> SimpleNamespace:
     """A split `split` of `splits` of a head: its sequence of `length` cached tokens, KV head, first query row, slot of its result, and its
-    KV tiles [first, first + count). These are registers, because TileLang computes an expression wherever it is used."""
-
-    batch: Any
-    head: Any
-    q_row: Any
-    length: Any
-    split: Any
-    splits: Any
-    slot: Any
-    first: Any
-    count: Any
+    KV tiles [first, first + count). These are registers, because TileLang computes an expression wherever it is used.
+    """
+    names = ("batch", "head", "q_row", "length", "split", "splits", "slot", "first", "count")
+    return SimpleNamespace(**{name: n[index] for index, name in enumerate(names)})
 
 
 @T.macro
@@ -124,7 +96,7 @@ def static_work(p: Any, lengths: Any, cta: Any, runs: Any, split: Any, splits: A
     n[8] = T.truncdiv(tiles + splits - 1, splits)
     n[7] = split * n[8]
     n[8] = T.max(0, T.min(n[8], tiles - n[7]))
-    return Work(n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8])
+    return work_of(n)
 
 
 @T.macro
@@ -140,7 +112,7 @@ def planned_work(plan: Any, at: Any, runs: Any) -> Any:
     n[6] = plan[at + 6]
     n[7] = plan[at + 2]
     n[8] = plan[at + 3] - n[7]
-    return Work(n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8])
+    return work_of(n)
 
 
 def accumulator(x: Any) -> T.Fragment:
@@ -322,7 +294,7 @@ def attend_residual(p: Any, k: Any, work: Any, f: Any) -> None:
             f.out[r + half, j] = f.out[r + half, j] * (T.float32(1.0) / field_unit(p.layout.value.width, j))
 
 
-def hidden(p: Sizes, k: Args, work: Work, r: Any) -> Any:
+def hidden(p: Sizes, k: Any, work: Any, r: Any) -> Any:
     """The last tokens of the sequence that query row r does not see."""
     return T.max(0, k.q_len - 1 - T.truncdiv(work.q_row + r, p.group))
 
