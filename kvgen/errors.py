@@ -95,7 +95,7 @@ class ToolchainMissing(KvgenError):
 
 
 class CompileError(KvgenError):
-    """A compiler refused generated source; `log` is its output, with lines of the templates."""
+    """A compiler refused generated source; `log` is its output."""
 
     def __init__(self, message: str, log: str = "") -> None:
         self.log = log

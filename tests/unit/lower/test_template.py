@@ -1,4 +1,4 @@
-"""Rendering: undefined names are refused, compilers are told the template's lines, headers are found."""
+"""Rendering, headers that a source reaches, and identity by tokens: what no compiler sees changes nothing."""
 
 from __future__ import annotations
 
@@ -8,64 +8,57 @@ import pytest
 
 from kvgen._resources import root
 from kvgen.errors import KvgenError
-from kvgen.lower.template import reached_headers, render
+from kvgen.lower.template import headers_digest, reached_headers, render, tokens_digest
 
-TEMPLATE = """\
-int first;
-{% for name in names %}
-int {{ name }};
-int of_{{ name }};
-{% endfor %}
-{% if names %}
-
-int last = {{ cpp(flag) }};
-{% endif %}
+TEXT = """#pragma once
+#include "a.h"  // for b
+#define TWICE(x) ((x) + (x))
+/* of a
+   kernel */
+inline float f(int n) { return n++ + +1'000 * 1.5e-3f + '"' + "//" [0]; }
 """
+SAME = {
+    "a comment": TEXT.replace("// for b", '// of another word, "quoted" it\'s'),
+    "spacing": TEXT.replace(" { ", "\n{\n\n  ").replace("n++ + +1", "n++   +\t+1"),
+    "a line directive": '#line 1 "module.cu.jinja"\n' + TEXT.replace("inline", '#line 7 "other.cu"\ninline'),
+    "a continued line": TEXT.replace("((x)", "\\\n  ((x)"),
+    "no comments": TEXT.replace("/* of a\n   kernel */\n", "").replace("  // for b", ""),
+}
+OTHER = {
+    "a number": TEXT.replace("1.5e-3f", "1.5e-4f"),
+    "an operator": TEXT.replace("n++ + +1", "n+ + + +1"),
+    "joined words": TEXT.replace("inline float", "inlinefloat"),
+    "a string": TEXT.replace('"//"', '"/ /"'),
+    "a macro of no arguments": TEXT.replace("TWICE(x)", "TWICE (x)"),
+    "the end of a directive": TEXT.replace("#pragma once\n#include", "#pragma once #include"),
+    "a comment that opens": TEXT.replace("kernel */", "kernel"),
+}
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.mark.parametrize("change", [*SAME, *OTHER])
+def test_what_no_compiler_sees_changes_nothing_and_all_else_does(change: str) -> None:
+    text = {**SAME, **OTHER}[change]
+    assert text != TEXT
+    assert (tokens_digest(text) == tokens_digest(TEXT)) == (change in SAME)
+
+
+def test_an_edited_header_is_read_again(tmp_path: Path) -> None:
+    header = tmp_path / "a.h"
+    digests = []
+    for text in (TEXT, TEXT + "// more\n", TEXT + "int more;\n"):
+        header.write_text(text)
+        digests.append(headers_digest([header]))
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_an_undefined_name_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "templates").mkdir()
+    (tmp_path / "templates" / "a.cpp.jinja").write_text("constexpr int group = {{ group_sz }};\n")
     monkeypatch.setenv("KVGEN_DATA_DIR", str(tmp_path))
     root.cache_clear()
-    yield tmp_path / "templates"
-    root.cache_clear()
-
-
-def line_of(text: str, needle: str, template: str) -> int:
-    """The line that a compiler would name for the line that holds `needle`."""
-    line = 0
-    for entry in text.splitlines():
-        if entry.startswith("#line "):
-            number, name = entry.split()[1:]
-            assert name == f'"{template}"'
-            line = int(number) - 1
-            continue
-        line += 1
-        if needle in entry:
-            return line
-    raise AssertionError(needle)
-
-
-def test_compilers_are_told_the_lines_of_the_template(folder: Path) -> None:
-    (folder / "a.cpp.jinja").write_text(TEMPLATE)
-    text = render("a.cpp.jinja", names=["x", "y"], flag=True)
-    for needle, line in (("int first", 1), ("int x", 3), ("int of_x", 4), ("int y", 3), ("int of_y", 4), ("int last = true", 8)):
-        assert line_of(text, needle, "a.cpp.jinja") == line
-    assert text.count("#line") == 4
-
-
-def test_python_templates_have_no_line_directives(folder: Path) -> None:
-    (folder / "a.py.jinja").write_text(TEMPLATE)
-    assert render("a.py.jinja", names=["x"], flag=1) == "int first;\nint x;\nint of_x;\n\nint last = 1;\n"
-
-
-def test_an_undefined_name_is_refused_by_name(folder: Path) -> None:
-    (folder / "a.cpp.jinja").write_text("constexpr int group = {{ group_sz }};\n")
     with pytest.raises(KvgenError, match=r"a\.cpp\.jinja: UndefinedError: 'group_sz' is undefined"):
         render("a.cpp.jinja", group_size=4)
-    with pytest.raises(KvgenError, match=r"missing\.jinja"):
-        render("missing.jinja")
+    root.cache_clear()
 
 
 def test_headers_are_followed_through_includes(tmp_path: Path) -> None:
