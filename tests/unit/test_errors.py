@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kvgen.errors import CompileError, CompilerCrash, HostError, KvgenError, UnsupportedError, host_errors, markdown
+from kvgen.errors import HostError, host_errors, markdown
 
 
 @pytest.mark.parametrize(
@@ -19,18 +19,6 @@ from kvgen.errors import CompileError, CompilerCrash, HostError, KvgenError, Uns
 def test_an_os_error_becomes_one_that_names_file_and_reason(raised: OSError, reason: str) -> None:
     with pytest.raises(HostError, match=f"^{reason}$"), host_errors("write", Path("/cache")):
         raise raised
-
-
-def test_a_failure_of_the_machine_is_never_one_of_the_kernel() -> None:
-    assert issubclass(HostError, KvgenError)
-    assert issubclass(CompilerCrash, HostError)
-    assert not issubclass(HostError, CompileError)
-    assert not issubclass(CompileError, HostError)
-
-
-def test_a_refusal_names_what_refuses() -> None:
-    assert str(UnsupportedError("cpu", "it is Sunday")) == "the cpu back end does not support this spec: it is Sunday"
-    assert str(UnsupportedError("KvgenCache", "it is Sunday", is_backend=False)) == "KvgenCache: it is Sunday"
 
 
 def test_markdown_shows_what_it_is_given() -> None:

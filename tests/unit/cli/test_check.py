@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
 from collections.abc import Callable
@@ -13,7 +12,6 @@ import pytest
 
 from kvgen.cli import main
 from kvgen.errors import HostError
-from kvgen.registry import Store
 from kvgen.tune.regression import entry as entry_check
 from kvgen.tune.regression import registry as registry_check
 from tests.support.checking import Place
@@ -75,7 +73,7 @@ def test_what_selects_no_entry_is_refused(check: Run, place: Place):
     assert "holds no entries" in " ".join(out.replace("│", " ").split())
 
 
-@pytest.mark.parametrize("changes", [{"reason": "not any more"}, {"blocks": (4096,)}, {"comment": "int changed;\n"}])
+@pytest.mark.parametrize("changes", [{"reason": "not any more"}, {"comment": "int changed;\n"}])
 def test_what_get_kernel_would_not_take_or_render_as_it_was_is_exit_1(check: Run, place: Place, changes: dict[str, Any]):
     place.later(**changes)
     code, out = check("--json")
@@ -104,15 +102,6 @@ def test_a_missing_device_is_exit_0_and_told_in_the_last_line(check: Run, place:
     assert (code, only(out)["verdict"], only(out)["reason"]) == (0, "unable", "numerics: no NVIDIA GPU is visible")
 
 
-def test_a_key_that_matches_nothing_is_a_miss_with_close_keys(check: Run, place: Place):
-    key = place.entry.key
-    code, out = check("--key", key[:4] + "typo")
-    assert code == 3
-    assert key in out.replace("\n", "")
-    code, out = check("--key", key[:6], "--json")
-    assert (code, only(out)["key"]) == (0, key)
-
-
 def test_a_damaged_entry_fails_is_no_regression_and_cannot_be_accepted(check: Run, place: Place):
     file(place).write_text(file(place).read_text().replace('"tiny"', '"tony"'))
     code, out = check("--json")
@@ -124,51 +113,12 @@ def test_a_damaged_entry_fails_is_no_regression_and_cannot_be_accepted(check: Ru
     assert (code, out.splitlines()[-1]) == (1, f"{last}; of these accepted: 0")
 
 
-def test_an_entry_under_another_formats_name_is_a_regression(check: Run, place: Place):
-    file(place).rename(file(place).with_name("another.json"))
-    code, out = check("--json")
-    assert code == 1
-    assert any("get_kernel looks for it as q2kv1d32" in one["reason"] for one in json.loads(out))
-
-
 def test_what_renders_differently_is_accepted(check: Run, place: Place):
     place.later(comment="int changed;\n")
     code, out = check("--accept")
     assert code == 0
     assert out.splitlines()[-1].endswith("; of these accepted: 1")
     assert check()[0] == 0
-
-
-@pytest.mark.parametrize("selection", ["--key", "--arch"])
-def test_only_what_was_selected_is_accepted(check: Run, place: Place, selection: str):
-    changed = {"device": {"name": "Other"}, "arch": "cpu" if selection == "--key" else "sm90"}
-    other = dataclasses.replace(place.entry, **changed)
-    place.store.put(other)
-    place.later(comment="int changed;\n")
-    check("--accept", selection, place.entry.key if selection == "--key" else "cpu")
-    held = [one.entry for one in place.store.all()]
-    assert (other in held, place.entry in held) == (True, False)
-
-
-def test_what_cannot_be_written_is_not_accepted(check: Run, place: Place):
-    def full(store: Store, entry: object) -> Path:
-        raise HostError("cannot write to the registry: No space left on device")
-
-    place.patch.setattr(Store, "put", full)
-    place.later(comment="int changed;\n")
-    code, out = check("--accept")
-    assert code == 1
-    assert "accepted: 0; not checked: registry of 1 (cannot write to the registry: No space left on device)" in out
-
-
-def test_a_registry_that_cannot_be_read_is_exit_3(check: Run, place: Place):
-    def unreadable(*_: object) -> None:
-        raise HostError("cannot list it: Permission denied")
-
-    place.patch.setattr(Store, "all", unreadable)
-    code, out = check("--json")
-    assert (code, only(out)["environment"]) == (3, True)
-    assert "Permission denied" in only(out)["reason"]
 
 
 @pytest.mark.parametrize("words", [[], ["--json"]], ids=["table", "json"])

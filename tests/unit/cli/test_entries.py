@@ -13,8 +13,7 @@ from benchmarks.gpu_words import spec_of, workload_of
 from kvgen.cli import build
 from kvgen.lower.backend import get_backend
 from kvgen.registry import Store
-from kvgen.spec import Workload, dump_spec, load_spec
-from kvgen.spec.timing import Timing
+from kvgen.spec import dump_spec, load_spec
 from kvgen.toolchain import ArtifactCache
 from kvgen.tune.tuner import TuningResult, tune
 from tests.support.entries import tuned
@@ -76,26 +75,6 @@ def test_launches_count_in_the_order_of_what_show_prints(kvgen: Any, built: Tuni
     assert all(one["params"] == launches[one["launch"]]["params"] for one in served)
 
 
-def test_beside_the_workloads_why_tells_the_modelled_time(kvgen: Any, built: TuningResult):
-    (served,) = kvgen("why", "tiny.yaml", "--workload", "4x450", "--json").json()[0]["serving"]
-    assert served["us"] is None
-    assert served["modelled_us"] > 0
-    assert "µs modelled" in kvgen("why", "tiny.yaml", "--workload", "4x450").out
-
-
-def test_of_two_loads_the_specs_own_decides(kvgen: Any, built: TuningResult):
-    rested, sustained = Workload(batch=2, kv_len=512), Workload(batch=2, kv_len=512, load="sustained")
-    first, second = built.entry.launches
-    launches = tuple(replace(launch, workloads=(work.key,)) for launch, work in ((first, rested), (second, sustained)))
-    spec = replace(built.entry.spec, workloads=(rested, sustained))
-    timings = (Timing(rested, 10.0, (), 5.0, 20.0), Timing(sustained, 12.0, (), 6.0, 24.0, 640.2, 1540.0))
-    assert first.params != second.params
-    Store(built.path.parents[1]).put(replace(built.entry, spec=spec, launches=launches, timings=timings))
-    words = [f"--workload={name}" for name in ("2x512", "2x512:sustained")]
-    served = [answer["serving"][0] for answer in kvgen("why", "tiny.yaml", *words, "--json").json()]
-    assert [one["launch"] for one in served] == [0, 0], "calls take the launch for the spec's own load"
-
-
 def test_tables_name_each_workloads_back_end_and_how_far_behind_the_other_is(
     kvgen: Any, mixed: TuningResult, capsys: pytest.CaptureFixture[str]
 ):
@@ -130,11 +109,10 @@ def test_entries_print_no_control_characters(kvgen: Any, tmp_path: Path):
         assert "\\x1b[2J" in answer.out
 
 
-@pytest.mark.parametrize(("device", "told"), [({"name": "Some GPU"}, "compiled on Some GPU, never tuned"), ({}, "compiled, never tuned")])
-def test_an_entry_that_was_never_tuned_is_shown_as_compiled(kvgen: Any, tmp_path: Path, device: dict[str, str], told: str):
-    entry = replace(tuned(spec_of("k4v4", "sm90", [workload_of("1x4096")])), device=device)
+def test_an_entry_that_was_never_tuned_is_shown_as_compiled(kvgen: Any, tmp_path: Path):
+    entry = replace(tuned(spec_of("k4v4", "sm90", [workload_of("1x4096")])), device={"name": "Some GPU"})
     Store(tmp_path / "registry").put(replace(entry, timings=(), runner_up=None))
-    assert f"cuda for sm90, {told}; layout" in kvgen("show", entry.key).out
+    assert "cuda for sm90, compiled on Some GPU, never tuned; layout" in kvgen("show", entry.key).out
 
 
 # --- without an entry ------------------------------------------------------------------------------------------------

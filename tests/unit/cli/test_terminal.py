@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from kvgen.cli import output
 from tests.support.commands import PATIENCE_S, Machine
 
 
@@ -79,10 +78,3 @@ def test_a_bench_that_is_terminated_leaves_no_process(machine: Machine):
     assert bench.wait(PATIENCE_S) == 130
     time.sleep(0.2)
     assert running() == 0
-
-
-def test_a_narrow_terminal_cuts_no_key(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("COLUMNS", "40")
-    output.print_table("title", ["key", "spec", "why"], [("de0ff7626b9b7840", "tiny", "one two three four five six seven")])
-    assert "de0ff7626b9b7840" in capsys.readouterr().out

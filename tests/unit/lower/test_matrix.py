@@ -5,18 +5,15 @@ from __future__ import annotations
 import copy
 import re
 import subprocess
-from pathlib import Path
 
 import pytest
 import torch
 
 from kvgen._machine import cores
-from kvgen.bench.int8_kernels import SHAPES
 from kvgen.errors import CheckError, UnsupportedError
 from kvgen.lower.backend import MATRIX_FUNCTIONS, get_backend, refusal
 from kvgen.lower.matrix import NO_LAYOUT, PAPER_VARIANTS
 from kvgen.lower.schedule import Params, Schedule, layout_id
-from kvgen.spec import MatrixShape, load_any_spec
 from kvgen.verify import CheckPolicy
 from kvgen.verify import matrix as reference
 from kvgen.verify.matrix import MatrixCheck
@@ -59,16 +56,7 @@ def test_the_default_is_in_the_space_and_other_schedules_are_refused_by_reason()
         layout_id(spec, Params(block=16))
 
 
-@pytest.mark.parametrize("file", sorted((Path(__file__).parents[3] / "examples" / "matrix").glob("*.yaml")), ids=lambda file: file.stem)
-def test_every_example_is_computed_by_the_back_ends_that_have_kernels(file: Path) -> None:
-    spec = load_any_spec(file)
-    assert [(work.tokens, work.channels) for work in spec.workloads if isinstance(work, MatrixShape)] == list(SHAPES.values())
-    for name, target in (("cuda", "sm80"), ("cuda", "sm90"), ("cpu", "cpu")):
-        space, default = get_backend(name).space(spec, target), get_backend(name).default(spec, target)
-        assert [problem for work in spec.workloads for problem in space.check(default, work)] == []
-
-
-@pytest.mark.parametrize(("dtype", "rows", "channels"), [("float32", 16, 128), ("float16", 1, 2048), ("bfloat16", 256, 512)])
+@pytest.mark.parametrize(("dtype", "rows", "channels"), [("float32", 16, 128), ("bfloat16", 256, 512)])
 def test_cpu_modules_are_right_to_the_bit(dtype: str, rows: int, channels: int) -> None:
     variant = cpu_matrix(dtype, rows, channels)
     assert variant.module.set_threads is not None
@@ -89,16 +77,6 @@ def test_a_planted_fault_is_found() -> None:
 
     faulty.module.quantize = last_code_off_by_one
     with pytest.raises(CheckError, match=r"codes of 1x1.*element of the memory around it \[1, 0\] is"):
-        MatrixCheck(faulty, "cpu", CheckPolicy()).run()
-
-    def beyond_the_matrix(codes: torch.Tensor, scales: torch.Tensor, out: torch.Tensor) -> None:
-        variant.module.dequantize(codes, scales, out)
-        out.as_strided((1,), (1,), out.storage_offset() + out.shape[0] * out.stride(0)).fill_(1.0)
-
-    faulty = copy.copy(variant)
-    faulty.module = copy.copy(variant.module)
-    faulty.module.dequantize = beyond_the_matrix
-    with pytest.raises(CheckError, match="read back .*element of the memory around it"):
         MatrixCheck(faulty, "cpu", CheckPolicy()).run()
 
 
@@ -139,13 +117,3 @@ def test_each_module_has_threads_of_its_own() -> None:
     symbols = subprocess.run(["nm", "-D", str(cpu_matrix().module.path)], capture_output=True, text=True, check=True).stdout
     assert "__tvm_ffi_quantize" in symbols
     assert not re.findall(r"^\S+ [uVB] .*", symbols, re.MULTILINE)
-
-
-def test_what_divides_nothing_has_no_quotient_to_refine() -> None:
-    backend = get_backend("cuda")
-    found = {operation: matrix_spec(operation=operation, arch="sm90") for operation in ("quantize", "dequantize")}
-    quotients = {
-        operation: {schedule.launch["quotient"] for schedule in (*backend.space(spec, "sm90").schedules(), backend.default(spec, "sm90"))}
-        for operation, spec in found.items()
-    }
-    assert quotients == {"quantize": {"divide", "refine"}, "dequantize": {"divide"}}

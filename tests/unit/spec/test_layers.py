@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +38,6 @@ CONFIGS: dict[str, tuple[dict[str, Any], list[str], LayerFacts, str | None, floa
         {"model_type": "mistral", **LLAMA, "sliding_window": 4096},
         [S] * 32, LayerFacts(32, 8, 128, 0.0, 4096, False), "bfloat16", None,
     ),
-    "Mistral-Small-3.1": (
-        {
-            "model_type": "mistral3", "torch_dtype": "bfloat16", "vision_config": {"model_type": "pixtral", "num_attention_heads": 16},
-            "text_config": {"model_type": "mistral", **LLAMA, "hidden_size": 5120, "head_dim": 128, "num_hidden_layers": 40,
-                            "sliding_window": None, "torch_dtype": None},
-        },
-        [F] * 40, LayerFacts(32, 8, 128, 0.0, None, False), "bfloat16", None,
-    ),
     "Gemma 2 27B": (
         {
             "model_type": "gemma2", "head_dim": 128, "hidden_size": 4608, "num_attention_heads": 32, "num_hidden_layers": 46,
@@ -72,10 +65,6 @@ CONFIGS: dict[str, tuple[dict[str, Any], list[str], LayerFacts, str | None, floa
         {"model_type": "phi3", **LLAMA, "hidden_size": 3072, "num_key_value_heads": 32, "sliding_window": 2047},
         [S] * 32, LayerFacts(32, 32, 96, 0.0, 2047, False), "bfloat16", None,
     ),
-    "Falcon-7B": (
-        {**FALCON, "alibi": False, "multi_query": True, "new_decoder_architecture": False},
-        [F] * 32, LayerFacts(71, 1, 64, 0.0, None, False), "bfloat16", None,
-    ),
     "Falcon-40B": (
         {**FALCON, "hidden_size": 8192, "num_attention_heads": 128, "num_hidden_layers": 60, "num_kv_heads": 8, "alibi": False,
          "multi_query": True, "new_decoder_architecture": True},
@@ -96,7 +85,6 @@ CONFIGS: dict[str, tuple[dict[str, Any], list[str], LayerFacts, str | None, floa
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "DeepSeek-V3": (DEEPSEEK, r"deepseek_v3: the model has latent attention \(MLA\)"),
-    "MPT-7B": ({"model_type": "mpt", "d_model": 4096, "n_heads": 32, "n_layers": 32, "attn_config": {"alibi": True}}, "ALiBi"),
     "T5": ({"model_type": "t5", "d_model": 512, "num_heads": 8, "num_layers": 6, "is_encoder_decoder": True}, "encoder-decoder"),
     "Llama-4-Scout": (
         {"model_type": "llama4", "text_config": {"model_type": "llama4_text", **LLAMA, "attention_chunk_size": 8192}},
@@ -112,12 +100,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "Mamba": ({"model_type": "mamba2", "hidden_size": 2560, "num_hidden_layers": 64, "state_size": 128}, "Mamba"),
     "MiMo-V2": ({"model_type": "mimo_v2", **LLAMA, "head_dim": 192, "v_head_dim": 128}, "V has 128 channels per head and K 192"),
-    "OpenELM": ({"model_type": "openelm", "num_hidden_layers": 2, "num_attention_heads": [12, 16]}, r"num_attention_heads is \[12, 16\]"),
     "BERT": ({"model_type": "bert", **LLAMA, "architectures": ["BertForMaskedLM"]}, "attention that is not causal"),
     "no heads": ({"model_type": "new", "num_hidden_layers": 2}, "num_attention_heads is absent in the model's configuration"),
-    "a pattern of letters": (
-        {"model_type": "exaone4", **LLAMA, "sliding_window": 4096, "sliding_window_pattern": "LLLG"}, "sliding_window_pattern is 'LLLG'",
-    ),
 }  # fmt: skip
 
 
@@ -160,17 +144,12 @@ def test_transformers_class_says_the_same(name: str) -> None:
         assert (getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads) == facts.head_dim
 
 
-@pytest.mark.parametrize("name", ["Gemma 3 27B", "Gemma 4 as transformers writes it", "DBRX"])
 @pytest.mark.parametrize("value", [True, -1, 10**12, "text", [1], {"a": 1}, None])
-def test_values_of_another_kind_are_refused_or_left_out_but_never_crash(name: str, value: object) -> None:
-    config = CONFIGS[name][0]
-    text = config.get("text_config", config)
-    for field in text:
-        changed = {**text, field: value}
-        try:
-            layers_of({**config, "text_config": changed} if "text_config" in config else changed)
-        except UnsupportedError:
-            continue
+def test_values_of_another_kind_are_refused_or_left_out_but_never_crash(value: object) -> None:
+    config = CONFIGS["Gemma 4 as transformers writes it"][0]
+    for field in config:
+        with suppress(UnsupportedError):
+            layers_of({**config, field: value})
 
 
 @pytest.mark.parametrize("name", ["gpt-oss-20b", "Phi-3-mini-4k"])
@@ -216,17 +195,10 @@ def test_a_file_or_its_folder_is_read_also_through_a_link(tmp_path: Path) -> Non
     assert read_config(tmp_path) == read_config(tmp_path / "config.json") == known_config(str(tmp_path)) == config
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ("[1]", "a config.json is a mapping"),
-        ("{", "no model's configuration"),
-        ("[" * 100_000, "no model's configuration"),
-    ],
-)
-def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path, content: str, said: str) -> None:
-    (tmp_path / "config.json").write_bytes(content.encode("latin-1"))
-    with pytest.raises(SpecError, match=said):
+@pytest.mark.parametrize("content", ["[1]", "{", "[" * 100_000])
+def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(SpecError, match="no model's configuration"):
         read_config(tmp_path)
     with pytest.raises(SpecError, match="cannot read the file"):
         read_config(tmp_path / "none.json")

@@ -74,7 +74,6 @@ def test_a_presets_group_becomes_the_largest_that_divides_head_dim(name: str, he
     told = {str(one.message).split(":")[0] for one in caught}
     changed = {"key.group": (presets()[name].key.group, key), "value.group": (presets()[name].value.group, value)}
     assert told == {f"{field} is {now}" for field, (preset, now) in changed.items() if now != preset}
-    assert all(Path(one.filename) == Path(__file__) for one in caught)
 
 
 def test_a_group_that_is_given_beside_a_preset_stays_and_may_be_a_mistake() -> None:
@@ -85,12 +84,6 @@ def test_a_group_that_is_given_beside_a_preset_stays_and_may_be_a_mistake() -> N
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert load_spec({**source, "value": {"bits": 16}}).value.bits == 16
-
-
-@pytest.mark.parametrize("value", ["[kitty]", "null"])
-def test_a_preset_that_is_no_name(value: str) -> None:
-    with pytest.raises(SpecError, match="line 1: preset: no such preset"):
-        load_spec(f"preset: {value}\n" + HEADS)
 
 
 def test_the_name_of_a_preset_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

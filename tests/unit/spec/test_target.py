@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from kvgen import _nvml
+from kvgen.arch import target_of
 from kvgen.errors import ToolchainMissing
 from kvgen.spec import target
 
@@ -49,19 +50,14 @@ def _fresh() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("capability", "expected"), [((8, 0), "sm80"), ((8, 7), "sm80"), ((8, 9), "sm89"), ((9, 0), "sm90")])
-def test_native_is_the_gpu(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], expected: str) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", nvml({0: capability}))
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert target.resolve("native") == expected
-    assert target.resolve("sm89") == "sm89"
+def test_a_gpu_has_the_newest_target_of_its_generation(capability: tuple[int, int], expected: str) -> None:
+    assert target_of(capability) == expected
 
 
 @pytest.mark.parametrize(("capability", "reason"), [((7, 5), "7.5, but kvgen needs 8.0"), ((10, 0), "10.0, which kvgen has no target")])
-def test_other_gpus_are_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], reason: str) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", nvml({0: capability}))
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+def test_other_gpus_are_refused_with_the_reason(capability: tuple[int, int], reason: str) -> None:
     with pytest.raises(ToolchainMissing, match=reason):
-        target.resolve("native")
+        target_of(capability)
 
 
 @pytest.mark.parametrize(("visible", "expected"), [("1,0", "sm90"), ("GPU-ab", "sm89"), ("", "cpu"), ("-1", "cpu"), ("7", "cpu")])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from kvgen.errors import SpecError
 from kvgen.spec import MatrixShape, Workload, load_spec
 from kvgen.spec.model import EQUAL, Lengths
+from kvgen.spec.timing import Timing
 from kvgen.spec.workloads import apart, apart_across_formats, coordinates, coordinates_of, distance, mean_length, nearest, parse
 from kvgen.spec.workloads import sequence_lengths as lengths_of
 from tests.support.specs import base, workloads
@@ -106,3 +109,12 @@ def test_across_formats_heads_are_sequences_and_bits_of_a_token_count() -> None:
     assert apart_across_formats(int4, one, int4, one) == 0
     assert apart_across_formats(int4, one, int8, one) == apart_across_formats(int8, one, int4, one) == 1
     assert apart_across_formats(int8, one, int8_mqa, parse("2x4096")) == 1  # twice the query heads share a KV head
+
+
+def test_a_timing_is_plain_data() -> None:
+    work = Workload(batch=8, kv_len=4096, q_len=2, weight=0.5)
+    for timing in (Timing(work, 12.5, (12.0, 12.5, 13.0), 10.0, 15.0), Timing(work, 12.5)):
+        assert Timing.from_json(json.loads(json.dumps(timing.to_json()))) == timing
+        assert timing.read_fraction == (0.8 if timing.read_us else None)
+    with pytest.raises(ValueError, match="workload.batch: Input should be greater than 0"):
+        Timing.from_json({"workload": {"batch": 0}, "us": 1.0})
