@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -135,7 +133,7 @@ def examine() -> dict[str, Any]:
     from kvgen.extras import EXTRAS
     from kvgen.integrations.usable import INTEGRATIONS
     from kvgen.lower.backend import NAMES
-    from kvgen.registry import stores, user_store
+    from kvgen.registry import stores
     from kvgen.registry.device import here
     from kvgen.toolchain import ArtifactCache
     from kvgen.toolchain.compilers import find_gxx, find_nvcc
@@ -160,10 +158,7 @@ def examine() -> dict[str, Any]:
     targets = ["cpu"] if {"g++", "back end cpu"} <= good else []
     if "nvcc" in good and {"back end cuda", "back end tilelang"} & good:
         targets += GPUS
-    places = {"cache": f"{ArtifactCache().root}{_unwritable(ArtifactCache().root)}"}
-    for store in stores():
-        unwritable = _unwritable(store.root) if store.name == user_store().name else ""
-        places[f"{store.name} registry"] = f"{store.root} ({_entries(store)}){unwritable}"
+    places = {"cache": str(ArtifactCache().root), **{f"{store.name} registry": f"{store.root} ({_entries(store)})" for store in stores()}}
     return {"kvgen": __version__, "checks": checks, "places": places, "targets": targets, "gpu_capability": gpu_capability()}
 
 
@@ -203,14 +198,6 @@ def _packages(extra: str, packages: Sequence[str]) -> str:
 
     require(f"kvgen[{extra}]", *packages)
     return ", ".join(f"{package} {version(package)}" for package in packages)
-
-
-def _unwritable(folder: Path) -> str:
-    """That a folder, or the one in which it would be made, cannot be written; nothing where it can."""
-    there = next(place for place in (folder, *folder.parents) if place.exists())
-    if not there.is_dir():
-        return f": {there} is no folder"
-    return "" if os.access(there, os.W_OK) else f": {there} cannot be written"
 
 
 def _entries(store: Store) -> str:

@@ -7,16 +7,15 @@ from dataclasses import replace
 
 from kvgen._resources import templates
 from kvgen.arch import GPUS, Target
-from kvgen.format.constants import constants
+from kvgen.format.constants import constants_of
 from kvgen.format.layout import packed_layout
-from kvgen.format.residual import ResidualRows
 from kvgen.lower.backend import FUNCTIONS, Lowering, Source
 from kvgen.lower.gpu import GPU_REFUSALS, Refusal, either, gpu_facts, pack_memory, plain_schedule, preferred_block, refused, tiling_of
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.lower.space import SearchSpace
 from kvgen.lower.template import reached_headers, render
-from kvgen.lower.tilelang.isolate import Lowered, Program, lower_apart, missing, tilelang_version
-from kvgen.lower.tilelang.sizes import Sizes, sizes_of
+from kvgen.lower.tilelang.isolate import Program, lower_apart, missing, tilelang_version
+from kvgen.lower.tilelang.sizes import sizes_of
 from kvgen.spec import KernelSpec
 from kvgen.spec.dispatch import Tiling
 
@@ -63,12 +62,31 @@ class TileLangBackend(Lowering[KernelSpec]):
         return (plain_schedule(NAME, spec, target, self.space(spec, target), launches),)
 
     def lower(self, spec: KernelSpec, schedule: Schedule, target: Target) -> Source:
-        """Source of one variant.
+        """Source of one variant: TileLang's kernels with kvgen's own host side and headers.
 
         Raises UnsupportedError where spec or schedule cannot be built, ToolchainMissing without TileLang, CompileError where it fails.
         """
         self.require_schedule(spec, schedule, target)
-        return source(sizes_of(spec, schedule), lower_apart(spec, schedule), target)
+        sizes, programs = sizes_of(spec, schedule), lower_apart(spec, schedule)
+
+        def arguments(program: Program) -> str:
+            """What the host hands to a program, by the names of its parameters."""
+            names = ", ".join(f"t.{name}" for name in program.parameters)
+            return textwrap.fill(names, 120, break_long_words=False, break_on_hyphens=False)
+
+        text = render(
+            "tilelang/module.cu.jinja",
+            version=tilelang_version(),
+            sizes=sizes,
+            pack_memory=pack_memory(sizes.layout),
+            static=programs.static,
+            planned=programs.planned,
+            arguments=arguments,
+            constants=constants_of(spec, sizes.layout),
+            overlap=GPUS[target].dependent_launch,
+        )
+        include = tuple(templates() / part / "include" for part in ("tilelang", "cuda", "common"))
+        return Source(text, "cuda", target, include, FLAGS, reached_headers(text, include), FUNCTIONS)
 
     def tiling(self, spec: KernelSpec, schedule: Schedule, target: Target) -> Tiling:
         """See `Lowering`."""
@@ -76,37 +94,6 @@ class TileLangBackend(Lowering[KernelSpec]):
         found = tiling_of(spec, schedule, target, runs=sizes.runs)
         tile_us = found.tile_us * sizes.tile_bytes / found.tile_bytes
         return replace(found, tile_bytes=sizes.tile_bytes, tile_us=tile_us)
-
-
-def source(sizes: Sizes, programs: Lowered, target: Target) -> Source:
-    """TileLang's kernels with kvgen's own host side and headers. The spec's name, arch and workloads leave no trace, so that equal variants
-    are one.
-    """
-
-    def arguments(program: Program) -> str:
-        """What the host hands to a program, by the names of its parameters."""
-        names = ", ".join(f"t.{name}" for name in program.parameters)
-        return textwrap.fill(names, 120, break_long_words=False, break_on_hyphens=False)
-
-    text = render(
-        "tilelang/module.cu.jinja",
-        version=tilelang_version(),
-        sizes=sizes,
-        pack_memory=pack_memory(sizes.layout),
-        static=programs.static,
-        planned=programs.planned,
-        arguments=arguments,
-        constants=constants(
-            sizes.layout,
-            ResidualRows(sizes.layout.tokens, 0, 0, 0, sizes.q_len),
-            sizes.dtype,
-            page_blocks=sizes.page_blocks,
-            window_places=0,
-        ),
-        overlap=GPUS[target].dependent_launch,
-    )
-    include = tuple(templates() / part / "include" for part in ("tilelang", "cuda", "common"))
-    return Source(text, "cuda", target, include, FLAGS, reached_headers(text, include), FUNCTIONS)
 
 
 REFUSALS: tuple[Refusal, ...] = (
