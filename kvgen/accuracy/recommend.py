@@ -1,26 +1,20 @@
-"""Formats for a model, within a bound of memory or of errors: those that no other one beats in both, with their entries."""
+"""Formats for a model, within a bound of memory or of errors: those that no other one beats in both."""
 
 from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvgen.accuracy.formats import formats
 from kvgen.errors import SpecError
 from kvgen.format.sizes import bits_per_element, token_bytes
-from kvgen.registry import stores
-from kvgen.registry.entry import Entry
-from kvgen.spec import KernelSpec, Workload, dump_spec
+from kvgen.spec import KernelSpec, dump_spec
 from kvgen.spec.layers import MODELS, Config, Layers, known_config, layer_specs, layers_of, spec_name
 
 if TYPE_CHECKING:
     import pandas as pd
-
-STEP = Workload(batch=8, kv_len=32768)
-"""The workload at which formats are compared in time."""
 
 
 @dataclass(frozen=True)
@@ -90,16 +84,6 @@ class Part:
             told.append(f"the model multiplies scores by {scale:.9g}, which is an argument of calls: kernel.decode(..., scale={scale:.9g})")
         return "".join(f"# {line}\n" for line in told) + dump_spec(self.spec)
 
-    @cached_property
-    def entries(self) -> list[Entry]:
-        """Registered winners of exactly this format, for these heads; the registries are read once."""
-        return [one.entry for store in stores() for one in store.find(self.spec) if one.entry is not None]
-
-    def step_us(self) -> float | None:
-        """The least time of attention at 8 x 32768 in one layer, as an entry was measured on a GPU, in µs; None where there is none."""
-        timings = (entry.timing(STEP) for entry in self.entries if entry.arch != "cpu")
-        return min((timing.us for timing in timings if timing is not None), default=None)
-
 
 @dataclass(frozen=True)
 class Option:
@@ -122,18 +106,11 @@ class Option:
         """Sink and local tokens of every sequence, which are kept in 16 bits."""
         return self.parts[0].spec.cache.unpacked
 
-    @property
-    def entries(self) -> list[Entry]:
-        """Of all parts."""
-        return [entry for part in self.parts for entry in part.entries]
-
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
-        entries = [{"key": entry.key, "device": entry.device.get("name"), "standings": entry.standings()} for entry in self.entries]
         specs = [{"kind": part.kind, "layers": part.layers, "notes": part.notes, "spec": part.spec.to_json()} for part in self.parts]
-        times = [part.step_us() for part in self.parts]
         sizes = {"bits": self.bits, "bytes_per_token": self.token_bytes, "unquantized_tokens": self.unquantized_tokens}
-        return {"name": self.name, **sizes, **self.errors, "step_us": times, "entries": entries, "specs": specs}
+        return {"name": self.name, **sizes, **self.errors, "specs": specs}
 
 
 def options(model: Model, table: pd.DataFrame, dtype: str | None = None) -> list[Option]:

@@ -9,11 +9,10 @@ import typer
 
 from kvgen.cli.app import app
 from kvgen.cli.options import Json, require_writable, resolve_spec
-from kvgen.cli.output import describe, microseconds, print_json, print_line, print_table
+from kvgen.cli.output import describe, print_json, print_line, print_table
 
 if TYPE_CHECKING:
     from kvgen.accuracy.recommend import Model, Part
-    from kvgen.registry.entry import Entry
     from kvgen.spec import KernelSpec
 
 DTYPES = ("float16", "bfloat16", "float32")
@@ -159,7 +158,7 @@ def recommend(
     dtype: DType = None,
     as_json: Json = False,
 ) -> None:
-    """List the formats that fit a bound of memory or of errors, with their entries, and print the specs of the best.
+    """List the formats that fit a bound of memory or of errors, and print the specs of the best.
 
     Only formats that no other one beats in both size and error are listed. Exit code 3 if none fits.
     """
@@ -188,17 +187,13 @@ def recommend(
         return
     rows = []
     for one in found:
-        times = [part.step_us() for part in one.parts]
         errors = [f"{one.errors[name]:.4f}" for name in ("error", "structured_relative_l2", "structured_weights_l1")]
-        told = " / ".join(map(microseconds, times)) if any(times) else "–"
-        sizes = [f"{one.token_bytes:.0f}", f"{one.bits:.3f}", str(one.unquantized_tokens)]
-        rows.append([one.name, *sizes, *errors, told, _entries(one.entries) or "–"])
-    columns = ["format", "bytes per token", "bits", "tokens in 16 bits", "error", "output L2", "weights L1", "8x32768, GPU", "entries"]
-    print_table(f"formats for {model.name}", columns, rows, right=columns[1:-1])
+        rows.append([one.name, f"{one.token_bytes:.0f}", f"{one.bits:.3f}", str(one.unquantized_tokens), *errors])
+    columns = ["format", "bytes per token", "bits", "tokens in 16 bits", "error", "output L2", "weights L1"]
+    print_table(f"formats for {model.name}", columns, rows, right=columns[1:])
     for why in dict.fromkeys(impossible.values()):
         print_line(f"left out: {', '.join(name for name, reason in impossible.items() if reason == why)}: {why}")
     typer.echo("\nErrors are those of attention on seeded data: they compare formats, and do not predict how well a model answers.\n")
-    print_line(f"# {best.name}: {_entries(best.entries) or 'not tuned yet: kvgen build'}")
     typer.echo("---\n".join(part.to_yaml(model) for part in best.parts), nl=False)
 
 
@@ -219,7 +214,3 @@ def _model(text: str, dtype: str | None) -> Model:
 
 def _kinds(parts: list[Part]) -> str:
     return " and ".join(f"{part.kind} ({part.layers})" for part in parts)
-
-
-def _entries(entries: list[Entry]) -> str:
-    return ", ".join(f"{entry.key} ({entry.device.get('name')})" for entry in entries)

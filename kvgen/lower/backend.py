@@ -127,33 +127,26 @@ class Backend:
         self.attention, self.matrix = attention, matrix
 
     def missing(self) -> str | None:
-        """See `Lowering`."""
         return self.attention.missing()
 
     def unsupported(self, spec: AnySpec, target: Target) -> str | None:
-        """See `Lowering`."""
         if isinstance(spec, MatrixSpec) and self.matrix is None:
             return f"it has no kernels for the operation {spec.operation}"
         return self._of(spec).unsupported(spec, target)
 
     def space(self, spec: AnySpec, target: Target) -> SearchSpace:
-        """See `Lowering`."""
         return self._of(spec).space(spec, target)
 
     def default(self, spec: AnySpec, target: Target, work: AnyWorkload | None = None) -> Schedule:
-        """See `Lowering`."""
         return self._of(spec).default(spec, target, work)
 
     def defaults(self, spec: AnySpec, target: Target) -> tuple[Schedule, ...]:
-        """See `Lowering`."""
         return self._of(spec).defaults(spec, target)
 
     def lower(self, spec: AnySpec, schedule: Schedule, target: Target) -> Source:
-        """See `Lowering`."""
         return self._of(spec).lower(spec, schedule, target)
 
     def tiling(self, spec: AnySpec, schedule: Schedule, target: Target) -> Tiling | None:
-        """See `Lowering`."""
         return self._of(spec).tiling(spec, schedule, target)
 
     def _of(self, spec: AnySpec) -> Lowering[Any]:

@@ -42,7 +42,6 @@ class MatrixLowering(Lowering[MatrixSpec]):
     flags: tuple[str, ...] = ()
 
     def unsupported(self, spec: MatrixSpec, target: Target) -> str | None:
-        """See `Lowering`."""
         del spec
         return wrong_target(self.targets, target)
 

@@ -138,7 +138,6 @@ class AttentionSpec(Model):
         return self.q_heads // self.kv_heads
 
     def problems(self) -> Iterable[rules.Problem]:
-        """See `Model`."""
         return rules.attention(self)
 
 
@@ -186,7 +185,6 @@ class KeySpec(QuantSpec):
         return round(self.boost.fraction * head_dim)
 
     def problems(self) -> Iterable[rules.Problem]:
-        """See `Model`."""
         return rules.key(self)
 
 
@@ -216,7 +214,6 @@ class CacheSpec(Model):
         return self.sink + self.local
 
     def problems(self) -> Iterable[rules.Problem]:
-        """See `Model`."""
         return rules.cache(self)
 
 
@@ -304,7 +301,6 @@ class KernelSpec(Model):
         return digest(self.format())
 
     def problems(self) -> Iterable[rules.Problem]:
-        """See `Model`."""
         return rules.kernel(self)
 
 
@@ -364,7 +360,6 @@ class MatrixSpec(Model):
         return digest(self.format())
 
     def problems(self) -> Iterable[rules.Problem]:
-        """See `Model`."""
         return rules.listed_twice(self.workloads)
 
 

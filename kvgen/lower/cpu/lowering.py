@@ -36,7 +36,6 @@ class CpuBackend(Lowering[KernelSpec]):
     targets: tuple[Target, ...] = ("cpu",)
 
     def unsupported(self, spec: KernelSpec, target: Target) -> str | None:
-        """See `Lowering`."""
         if target not in self.targets:
             return f"it generates code for the CPU, not for {target}"
         if spec.key.boost.fraction > 0 and spec.attention.head_dim > BOOST_CHANNELS:

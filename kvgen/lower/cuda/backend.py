@@ -43,7 +43,6 @@ class CudaBackend(Lowering[KernelSpec]):
     targets: tuple[Target, ...] = tuple(GPUS)
 
     def unsupported(self, spec: KernelSpec, target: Target) -> str | None:
-        """See `Lowering`."""
         return refused(REFUSALS, spec, target)
 
     def space(self, spec: KernelSpec, target: Target) -> SearchSpace:
@@ -57,7 +56,6 @@ class CudaBackend(Lowering[KernelSpec]):
         return _defaults(spec, target)
 
     def default(self, spec: KernelSpec, target: Target, work: AnyWorkload | None = None) -> Schedule:
-        """See `Lowering`."""
         space, asked = self.space(spec, target), work if isinstance(work, Workload) else spec.workloads[0]
         plain, *further = self.defaults(spec, target)
         allowed = [plain, *(schedule for schedule in further if not space.doubts(schedule, asked))]

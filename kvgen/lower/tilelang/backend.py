@@ -89,7 +89,6 @@ class TileLangBackend(Lowering[KernelSpec]):
         return Source(text, "cuda", target, include, FLAGS, reached_headers(text, include), FUNCTIONS)
 
     def tiling(self, spec: KernelSpec, schedule: Schedule, target: Target) -> Tiling:
-        """See `Lowering`."""
         sizes = sizes_of(spec, schedule)
         found = tiling_of(spec, schedule, target, runs=sizes.runs)
         tile_us = found.tile_us * sizes.tile_bytes / found.tile_bytes

@@ -68,7 +68,7 @@ def test_recommend_lists_formats_and_prints_the_spec_of_the_best(kvgen: Any) -> 
     answer = kvgen("recommend", "llama-3.1-8b", "--budget-bytes-per-token", "36000")
     assert answer.code == 0
     assert "int8-per-channel" not in answer.out
-    spec = load_spec(answer.out[answer.out.index("# bitdecoding-int4") :])
+    spec = load_spec(answer.out[answer.out.index("# 32 of 32 layers") :])
     assert (spec.key.bits, spec.attention.kv_heads) == (4, 8)
 
 
