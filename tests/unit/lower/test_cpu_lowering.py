@@ -84,13 +84,6 @@ def test_the_sums_of_the_default_fit_the_registers(monkeypatch: pytest.MonkeyPat
     assert all(n * max(k, v) * 512 // bits <= (24 if bits == 512 else 12) or k == v == 1 for n, k, v in shapes)
 
 
-def test_name_arch_and_workloads_leave_no_trace() -> None:
-    spec = spec_of()
-    other = replace(spec, name="another", arch="native", workloads=(replace(spec.workloads[0], batch=7),))
-    default = CPU.default(spec, "cpu")
-    assert CPU.lower(spec, default, "cpu").text == CPU.lower(other, default, "cpu").text
-
-
 @pytest.mark.parametrize("name", ["module.hpp", "matrix.hpp", "softcap.hpp"])
 def test_headers_compile_without_warnings(name: str, tmp_path: Path) -> None:
     source = CPU.lower(spec_of(), CPU.default(spec_of(), "cpu"), "cpu")

@@ -52,14 +52,6 @@ def test_hints_narrow_what_is_searched_and_refuse_nothing() -> None:
     assert ["blocks of 128 gained nothing"] in [reasons for _, reasons in unsearched]
 
 
-def test_a_space_without_constraints_is_the_product_in_file_order() -> None:
-    space = make([])
-    points = list(space.schedules())
-    assert space.size == space.raw_size == len(set(points)) == 18
-    assert points[0] == Schedule("toy", Params(block=32), Params(tile=16, copy="direct"))
-    assert list(space.excluded()) == []
-
-
 def test_constraints_see_facts_and_functions_and_give_their_reason_once_for_a_layout() -> None:
     holds = ("needs {tile} x {block}", lambda p: p.bytes_of(p.block, p.tile) <= p.limit)
     space = make(

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvgen.errors import SpecError
-from kvgen.spec import MatrixShape, Workload, load_spec
+from kvgen.spec import Workload, load_spec
 from kvgen.spec.model import EQUAL, Lengths
 from kvgen.spec.timing import Timing
-from kvgen.spec.workloads import apart, apart_across_formats, coordinates, coordinates_of, distance, mean_length, nearest, parse
+from kvgen.spec.workloads import apart_across_formats, distance, mean_length, parse
 from kvgen.spec.workloads import sequence_lengths as lengths_of
-from tests.support.specs import base, workloads
+from tests.support.specs import base
 
 
 @st.composite
@@ -42,14 +42,6 @@ def test_keys_tell_what_differs() -> None:
 def test_what_is_no_workload_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a workload|out of range"):
         parse(text)
-
-
-@given(traffic(), st.integers(0, 5))
-def test_lengths_fill_the_range_and_their_total_does_not_depend_on_the_seed(work: Workload, seed: int) -> None:
-    lengths = lengths_of(work, seed)
-    assert (len(lengths), max(lengths)) == (work.batch, work.kv_len)
-    assert min(lengths) >= work.shortest
-    assert sorted(lengths) == sorted(lengths_of(work, seed + 1))
 
 
 def test_as_many_sequences_in_every_doubling() -> None:
@@ -82,21 +74,6 @@ def test_traffic_that_contradicts_itself_is_refused_with_its_place(work: dict[st
 )
 def test_doublings_of_batch_of_all_tokens_and_of_query_tokens_add_up(one: str, other: str, doublings: float) -> None:
     assert distance(parse(one), parse(other)) == doublings
-
-
-@given(workloads(), workloads(), workloads())
-def test_it_is_a_metric(one: Workload, two: Workload, three: Workload) -> None:
-    assert distance(one, two) == distance(two, one)
-    assert (distance(one, two) == 0) == (one.key == two.key)
-    assert distance(one, three) <= distance(one, two) + distance(two, three) + 1e-9
-
-
-def test_the_first_of_equals_is_nearest_and_an_empty_cache_counts_as_one_token() -> None:
-    tuned = [coordinates_of(parse(key)) for key in ("1x4096", "1x32768", "32x8192", "32x8192")]
-    assert nearest(tuned, coordinates(16, 16384, 1)) == 2
-    assert apart(coordinates(4, 0, 0), coordinates(4, 1, 1)) == 0
-    small, wide = (MatrixShape(tokens=t, channels=c) for t, c in ((64, 64), (32, 128)))
-    assert distance(small, wide) == 1
 
 
 def test_across_formats_heads_are_sequences_and_bits_of_a_token_count() -> None:
