@@ -174,9 +174,9 @@ class _Reader:
             try:
                 return _scalar(node.tag, node.value)
             except ValueError as error:
-                return self.issues.append(SpecIssue(path_text(place), str(error), line))
+                return self.refuse(place, line, str(error))
         if node.tag != (_SEQ if isinstance(node, yaml.SequenceNode) else _MAP):
-            return self.issues.append(SpecIssue(path_text(place), f"the YAML tag {node.tag} has no place in a spec", line))
+            return self.refuse(place, line, f"the YAML tag {node.tag} has no place in a spec")
         if isinstance(node, yaml.SequenceNode):
             return [self.read(item, (*place, index)) for index, item in enumerate(node.value)]
         data: dict[str, Any] = {}
@@ -188,11 +188,15 @@ class _Reader:
             elif key.value in data:
                 problem = f"given twice, first on line {self.lines[inner]}"
             if problem is not None:
-                self.issues.append(SpecIssue(path_text(inner), problem, line))
-                continue
-            self.lines[inner] = line
-            data[key.value] = self.read(value, inner)
+                self.refuse(inner, line, problem)
+            else:
+                self.lines[inner] = line
+                data[key.value] = self.read(value, inner)
         return data
+
+    def refuse(self, place: Place, line: int, reason: str) -> Any:
+        """Record an issue; the value is None."""
+        self.issues.append(SpecIssue(path_text(place), reason, line))
 
     def require_depth(self, depth: int, place: Place, line: int) -> None:
         """Raises SpecError for what is nested too deeply."""
