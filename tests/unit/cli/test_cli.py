@@ -145,9 +145,8 @@ def test_a_command_without_its_packages_names_the_line_to_type(kvgen: Any, monke
 
 
 def test_space_counts_and_explains(kvgen: Any):
-    (space,) = kvgen("space", "tiny.yaml", "--backend", "cpu", "--explain", "--schedules", "--json").json()["spaces"]
+    (space,) = kvgen("space", "tiny.yaml", "--backend", "cpu", "--schedules", "--json").json()["spaces"]
     assert space["size"] == len(space["schedules"]) > 0
-    assert all(reason["schedules"] > 0 and reason["example"] for reason in space["excluded"] + space["unsearched"])
     assert set(space["launches"]) == set(space["defaults"]) == {"1x256"}
     shown = kvgen("space", "tiny.yaml", "--backend", "cpu", "--explain").out
     assert all(part in shown for part in ("cannot be built", "can be built, not searched", "default at 1x256: block="))

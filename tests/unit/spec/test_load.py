@@ -142,7 +142,7 @@ def test_types_are_strict(old: str, new: str, path: str, message: str) -> None:
         (GOOD + "cache: !!python/object:os.system {}\n", 5, "no place in a spec"),
         (GOOD + "cache: &a {sink: *a}\n", 5, "nested too deeply"),
         (GOOD + 'name: "\\UFFFFFFFF"\n', 5, "not valid YAML"),
-        ("\n[" + "1," * 9000 + "\n", 2, "at most 8192 names and values"),
+        ("\n[" + "1," * 9000 + "]\n", 2, "at most 8192 names and values"),
         (GOOD + "# " + "é" * (1 << 15) + "\n", None, "at most 65536 bytes of text"),
         ("[" * 5000 + "\n", 1, "nested too deeply"),
     ],

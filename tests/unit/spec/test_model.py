@@ -72,7 +72,7 @@ def test_a_spec_with_an_operation_is_one_of_a_matrix() -> None:
         ({"operation": "quantise"}, r"operation: must be one of quantize, dequantize.*did you mean quantize"),
         ({"matrix": {"bits": 4}}, r"matrix.bits: must be 8, not 4"),
         ({"attention": {}}, r"attention: unknown field"),
-        ({"workloads": [{"tokens": 4, "channels": 1}] * 2 + [{"tokens": "x", "channels": 1}]}, r"(?s)tokens: must be.*4x1 is listed twice"),
+        ({"workloads": [{"tokens": 4, "channels": 1}] * 2}, r"4x1 is listed twice"),
         ({"workloads": [{"batch": 1, "kv_len": 4}]}, r"workloads\[0\].tokens: required"),
     ],
 )
