@@ -17,9 +17,10 @@ import yaml
 from pydantic import ValidationError
 
 from kvgen.errors import SpecError, SpecIssue
-from kvgen.spec.issues import Place, path_text, shown, spec_issues
+from kvgen.spec.issues import path_text, shown, spec_issues
 from kvgen.spec.model import EQUAL, AnySpec, KernelSpec, MatrixSpec
 from kvgen.spec.presets import FORMATS, start_from
+from kvgen.spec.rules import Place
 
 MAX_TEXT = 1 << 16
 """Bytes of a file or a YAML text."""
