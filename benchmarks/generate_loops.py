@@ -232,10 +232,10 @@ def fastest(q: torch.Tensor, states: Sequence[torch.Tensor]) -> tuple[Callable[.
 class Packed:
     """kvgen's cache and serving loop."""
 
-    def __init__(self, model: Any, spec: Mapping[str, Any], batch: int, length: int, *, compiled: Any, uniform: bool) -> None:
+    def __init__(self, model: Any, spec: Mapping[str, Any], batch: int, length: int, *, compiled: Any) -> None:
         model.set_attn_implementation("kvgen")
         self.cache = KvgenCache(model.config, spec, batch, length + MARGIN, device=model.lm_head.weight.device)
-        self.loop = DecodeLoop(model, self.cache, compile=compiled, uniform=uniform, bound=length + MARGIN)
+        self.loop = DecodeLoop(model, self.cache, compile=compiled, bound=length + MARGIN)
         self.cache_bytes = self.cache.nbytes
         self.note = ", ".join(sorted({group.kernel.selection.how for group in self.cache.groups}))
         for group in self.cache.groups:

@@ -5,7 +5,7 @@
     python benchmarks/gpu_generate.py --tiny                            # a few layers and tokens, on the CPU too
 
 Cases are BATCHxTOKENS; `fitxTOKENS` is the largest batch of 16 bits that fits, and of each format in addition its own. A loop of kvgen's
-computes a plan in every step, `int4:equal` is promised that all lengths are equal, as the loop over 16 bits takes them. On a GPU the loop
+computes a plan in every step; the loop over 16 bits takes all lengths as equal. On a GPU the loop
 over 16 bits and kvgen's have the model compiled, with q, k and v as one product and gate and up as another, and are timed as replays of one
 CUDA graph; for a batch of one, torch generates its own kernels for the products. `bytes_ms` is what reading the weights and the cache once
 takes at the rate of the read roofline. Rows go to $OUT (or benchmarks/results) as GPU_generate.csv, after every loop, with the parts of a
@@ -34,7 +34,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from benchmarks import generate_loops as loops
 from benchmarks.common import gpu_word, parser, write_rows
 from benchmarks.fused_llama import fuse
-from kvgen.api.fetch import get_kernel
+from kvgen.api import get_kernel
 from kvgen.bench.run import facts
 from kvgen.integrations.transformers import KvgenCache, layer_specs
 from kvgen.measure.measurement import TimingPolicy
@@ -48,8 +48,6 @@ FORMATS: dict[str, dict[str, Any]] = {
     "int2": {"key": {"bits": 2, "axis": "channel", "group": 128}, "value": {"bits": 2, "axis": "token", "group": 128}},
     "kitty": {"preset": "kitty"},
 }
-EQUAL = ":equal"
-"""Behind the name of a format: the loop is promised that all lengths are equal, and has a static schedule at any batch."""
 STOCK = {"dynamic": loops.dynamic, "static": loops.static, "quantized": loops.quantized}
 READ_BYTES = 2 << 30
 MOST_STEPS = 80
@@ -67,11 +65,6 @@ WAITING = "advance_kernel"
 """In the name of the kernel that advances the lengths: it waits beside the attention before it, and its own work is a microsecond."""
 PARTS = ("attention", "weights", "rest")
 Row = dict[str, Any]
-
-
-def format_of(loop: str) -> str:
-    """The format of a loop of kvgen's."""
-    return loop.removesuffix(EQUAL)
 
 
 class Bench:
@@ -94,7 +87,7 @@ class Bench:
         self.bytes_per_ms = few / read_us(self.target, few) * 1e3
         self.facts = facts(self.target, TimingPolicy())
         self.rows: list[Row] = []
-        names = {format_of(name) for name in options.loops.split(",")} & set(FORMATS)
+        names = set(options.loops.split(",")) & set(FORMATS)
         with ThreadPoolExecutor() as pool:  # compiles kernels beside each other, and no longer when a graph is captured
             for name in names:
                 pool.submit(lambda name=name: get_kernel(layer_specs(config, self.spec(name))[0]))
@@ -106,10 +99,8 @@ class Bench:
             length = int(tokens)
             batch = self.fit(None, length) if word == "fit" else int(word)
             for name in self.options.loops.split(","):
-                if batch == 1 and name.endswith(EQUAL):
-                    continue  # a loop of one place takes its length as equal anyway
                 self.one(name, batch, length)
-                if word == "fit" and format_of(name) in FORMATS and (own := self.fit(name, length)) > batch:
+                if word == "fit" and name in FORMATS and (own := self.fit(name, length)) > batch:
                     self.one(name, own, length)
 
     def fit(self, name: str | None, length: int) -> int:
@@ -127,7 +118,7 @@ class Bench:
 
     def spec(self, name: str) -> dict[str, Any]:
         """The format of a loop, in the model's dtype."""
-        return {"arch": self.target, "attention": {"dtype": self.options.dtype}, **FORMATS[format_of(name)]}
+        return {"arch": self.target, "attention": {"dtype": self.options.dtype}, **FORMATS[name]}
 
     def one(self, name: str, batch: int, length: int) -> None:
         """Time one loop; its row, or why there is none."""
@@ -191,7 +182,7 @@ class Bench:
         if name == "graph16":
             forward = self.model.forward if compiled is False else torch.compile(self.model.forward, fullgraph=True, **compiled)
             return loops.Plain(self.model, forward, batch, length)
-        return loops.Packed(self.model, self.spec(name), batch, length, compiled=compiled, uniform=name.endswith(EQUAL))
+        return loops.Packed(self.model, self.spec(name), batch, length, compiled=compiled)
 
     def compiling(self, batch: int) -> Any:
         """Options of torch.compile for a batch; False on the CPU, where the model runs as it is."""
@@ -227,7 +218,7 @@ def main() -> int:
     """Measure, print, write."""
     command = parser(__doc__)
     command.add_argument("--cases", default="1x131072,8x32768,fitx32768", help="BATCHxTOKENS, or fitxTOKENS")
-    command.add_argument("--loops", default="graph16,int4,int4:equal,int8,int2,kitty,dynamic,static,quantized")
+    command.add_argument("--loops", default="graph16,int4,int8,int2,kitty,dynamic,static,quantized")
     command.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
     command.add_argument("--steps", type=int, default=30)
     command.add_argument("--budget", type=float, default=440.0, help="seconds, after which no loop is begun")
@@ -240,7 +231,7 @@ def main() -> int:
         options.fit = options.fit or 3
     if not 0 < options.steps <= MOST_STEPS:
         command.error(f"--steps must be in 1..{MOST_STEPS}: caches have room for {loops.MARGIN} tokens more")
-    known = [*STOCK, "graph16", *FORMATS, *(name + EQUAL for name in FORMATS)]
+    known = [*STOCK, "graph16", *FORMATS]
     if unknown := [name for name in options.loops.split(",") if name not in known]:
         command.error(f"there is no loop {unknown[0]!r}; there are {', '.join(known)}")
     torch._dynamo.config.recompile_limit = 32

@@ -52,7 +52,7 @@ new = k[:, :1]
 variant = kernel.variant(spec.workloads[0])
 out = torch.empty_like(q)
 raw = (q, new, new, cache.packed, cache.k_residual, cache.v_residual, cache.lengths, None, None, out, None)
-workspace = next(iter(cache.workspaces.values()))
+workspace = next(iter(cache.sequences.workspaces.values()))
 def loop(call, count=2000):
     taken = []
     for _ in range(20):

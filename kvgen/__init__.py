@@ -8,7 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kvgen.api import FallbackWarning, Kernel, MatrixKernel, build, get_kernel, get_matrix_kernel, support_table
+    from kvgen.api import FallbackWarning, build, get_kernel, get_matrix_kernel
+    from kvgen.api.kernel import Kernel, MatrixKernel
+    from kvgen.api.support import support_table
     from kvgen.errors import KvgenError, SpecError, UnsupportedError
     from kvgen.spec import KernelSpec, MatrixSpec, load_any_spec, load_spec
 
@@ -16,10 +18,10 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "FallbackWarning": "kvgen.api",
-    "Kernel": "kvgen.api",
+    "Kernel": "kvgen.api.kernel",
     "KernelSpec": "kvgen.spec",
     "KvgenError": "kvgen.errors",
-    "MatrixKernel": "kvgen.api",
+    "MatrixKernel": "kvgen.api.kernel",
     "MatrixSpec": "kvgen.spec",
     "SpecError": "kvgen.errors",
     "UnsupportedError": "kvgen.errors",
@@ -28,7 +30,7 @@ _HOMES = {
     "get_matrix_kernel": "kvgen.api",
     "load_any_spec": "kvgen.spec",
     "load_spec": "kvgen.spec",
-    "support_table": "kvgen.api",
+    "support_table": "kvgen.api.support",
 }
 
 __all__ = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,11 +15,13 @@ from kvgen.registry.entry import Entry, Launch
 from kvgen.registry.select import Selection, require_compiled
 from kvgen.runtime import checks
 from kvgen.runtime.calls import Calls, Variant
-from kvgen.runtime.matrix import MatrixVariant, load_matrix
 from kvgen.runtime.module import Functions, load
 from kvgen.spec import KernelSpec, MatrixShape, MatrixSpec, Workload
 from kvgen.spec.dispatch import Dispatch
 from kvgen.spec.workloads import coordinates_of, matrix_coordinates, mean_length, nearest, parse
+
+if TYPE_CHECKING:
+    from kvgen.runtime.matrix import MatrixVariant
 
 
 class Kernel(Calls):
@@ -108,6 +111,8 @@ class MatrixKernel:
     @classmethod
     def of(cls, spec: MatrixSpec, entry: Entry, selection: Selection, modules: Sequence[Path]) -> MatrixKernel:
         """The kernel of an entry whose compiled launches lie at these paths, in order. Raises KvgenError where one cannot be loaded."""
+        from kvgen.runtime.matrix import load_matrix  # no kernel of attention needs it
+
         variants = [load_matrix(spec, path) for _, path in zip(entry.launches, modules, strict=True)]
         launches = [(shape, variants[entry.launches.index(launch)]) for shape, launch in entry.tuned if isinstance(shape, MatrixShape)]
         return cls(spec, entry.arch, selection, launches)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 
 from kvgen.arch import device_type
 from kvgen.errors import CheckError, HostError, MeasureError
@@ -15,8 +14,6 @@ from kvgen.verify import CheckPolicy
 
 POLICY = CheckPolicy(steps=1, repeats=2, most_tokens=4096)
 """Every call, over shorter sequences than a build's: a program waits for it."""
-
-
 TIMEOUT_S = 60.0
 """Of each stage of a verification."""
 
@@ -28,10 +25,8 @@ class Verification:
     """
 
     def __init__(self, entry: Entry) -> None:
-        self._entry = entry
-        self._cache = ArtifactCache()
+        self._entry, self._cache, self._worker = entry, ArtifactCache(), Worker()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="verify")
-        self._worker = Worker()
         self._pending: list[Future[None]] = []
 
     def __enter__(self) -> Verification:
@@ -42,47 +37,38 @@ class Verification:
         self._worker.close()
 
     def start(self) -> None:
-        """Start the worker process, which imports torch while the first module is compiled."""
-        self._thread.submit(self._start)
+        """Start the worker process, which imports torch while the first module is compiled. The first job says if it cannot."""
+        self._thread.submit(self._worker.start, device_type(self._entry.arch))
 
     def add(self, index: int, artifact: Artifact) -> None:
         """Verify the module of a launch, unless it has passed. Raises as `finish` does where an earlier one has failed meanwhile."""
-        job = self._job(index, artifact)
+        entry, launch = self._entry, self._entry.launches[index]
+        job = Job(entry.spec, entry.schedule(launch), entry.arch, artifact.path, None, POLICY, None)
         if not self._cache.verified(artifact, job.use):
-            self._pending.append(self._thread.submit(self._verify, index, artifact, job))
-        self._raise([one for one in self._pending if one.done()])
+            name = f"launch {index} ({launch.backend}) of {entry.spec.name} ({artifact.path})"
+            self._pending.append(self._thread.submit(self._verify, name, artifact, job))
+        for one in self._pending:
+            if one.done():
+                one.result()
 
     def finish(self) -> None:
         """Wait for all modules. Raises CheckError for one that is wrong, crashes or hangs; HostError for lack of memory; MeasureError where
         no process can verify.
         """
-        self._raise(self._pending)
-
-    @staticmethod
-    def _raise(done: list[Future[None]]) -> None:
-        for one in done:
+        for one in self._pending:
             one.result()
 
-    def _start(self) -> None:
-        with suppress(MeasureError):  # the first job says so
-            self._worker.start(device_type(self._entry.arch))
-
-    def _job(self, index: int, artifact: Artifact) -> Job:
-        entry = self._entry
-        return Job(entry.spec, entry.schedule(entry.launches[index]), entry.arch, artifact.path, None, POLICY, None)
-
-    def _verify(self, index: int, artifact: Artifact, job: Job) -> None:
+    def _verify(self, name: str, artifact: Artifact, job: Job) -> None:
         with self._cache.lock(f"{artifact.id}-verify"):  # of processes that fetch at once, one verifies
             if self._cache.verified(artifact, job.use):
                 return
             outcome = self._worker.run(job, TIMEOUT_S)
             if outcome.ok:
                 self._cache.mark_verified(artifact, job.use)
-                return
-            name = f"launch {index} ({self._entry.launches[index].backend}) of {self._entry.spec.name} ({artifact.path})"
-            if outcome.kind == "oom":
+            elif outcome.kind == "oom":
                 raise HostError(f"{name} could not be verified: {outcome.detail}", artifact.path)
-            if outcome.kind == "unsupported":
+            elif outcome.kind == "unsupported":
                 raise MeasureError(f"{name} could not be verified: {outcome.detail}")
-            self._cache.remove(artifact)
-            raise CheckError(f"{name} failed verification and is not served: {outcome.kind}: {outcome.detail}")
+            else:
+                self._cache.remove(artifact)
+                raise CheckError(f"{name} failed verification and is not served: {outcome.kind}: {outcome.detail}")

@@ -4,21 +4,19 @@ What a call moves is what it must read and write once: `quantize` the matrix, th
 way, `scales` the matrix. The first two are compared with a copy that moves as many bytes, half of them read and half written; `scales`
 with a pure read. A matrix whose scales are not known is therefore read twice: by `scales`, then by `quantize`.
 
-The paper is Taneja and Shingvi, December 2025, on a Tesla T4 and two Xeon Gold 6148. Most of its numbers are in pictures; those of its
-text are here.
+The paper is Taneja and Shingvi, December 2025, on a Tesla T4 and two Xeon Gold 6148.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from statistics import median
 
 import torch
 
 from kvgen._machine import cores
-from kvgen.api.fetch import get_matrix_kernel
+from kvgen.api import get_matrix_kernel
 from kvgen.api.kernel import MatrixKernel
 from kvgen.arch import Target, device_type
 from kvgen.bench.run import Record, Series, take_turns
@@ -50,16 +48,6 @@ SHAPES = {
     "realistic very large": (131072, 8192),
 }
 """The paper's, by name: tokens and channels (table 3)."""
-PAPER_SPEEDUP = 1694.0
-"""The vectorized kernel over a thread of plain C, at the largest shape (section 7.1). The text does not say which calls that holds."""
-PAPER_VECTORIZED_MS = {"131072x8192": 1e3 * 79.0 / PAPER_SPEEDUP}
-"""That thread's 79 s over the speed-up."""
-PAPER_REALISTIC_MS = (6.0, 58.0)
-"""All kernels, over the four realistic shapes (section 7.1)."""
-PAPER_MAX_ABS_ERROR = 0.00394
-"""At every shape (section 7.2)."""
-PAPER_ATTENTION_ERROR = {"131072x8192": 0.095}
-"""Mean error of a dot product (section 7.3)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,12 +139,17 @@ def _at_shape(
         for variant in {id(v): v for v in (entrant.variant(call, shape) for call in CALLS)}.values():
             MatrixWorkloadCheck(variant, shape.key, inputs.matrices[0], inputs.codes[0], inputs.outs[0]).run()
     of_shape = errors(inputs.matrices[0], first.dequantize(inputs.codes[0], inputs.scales[0], inputs.outs[0]))
-    rooflines, series = read_roofline(target), dict[tuple[Entrant, str], Series]()
-    for entrant in entrants:
-        for call in CALLS:
-            read = partial(rooflines.samples if call == "scales" else rooflines.copies, call_bytes(spec, shape, call))
-            sample = partial(_time, inputs, entrant, call)
-            series[entrant, call] = Series(sample, partial(_median, read) if entrant is entrants[0] else None)
+    rooflines = read_roofline(target)
+
+    def series_of(entrant: Entrant, call: str) -> Series:
+        variant, nbytes = entrant.variant(call, shape), call_bytes(spec, shape, call)
+        read = rooflines.samples if call == "scales" else rooflines.copies
+        return Series(
+            lambda policy: inputs.time(variant, replace(policy, threads=entrant.threads), call),
+            (lambda policy: median(read(nbytes, policy))) if entrant is entrants[0] else None,
+        )
+
+    series = {(entrant, call): series_of(entrant, call) for entrant in entrants for call in CALLS}
     take_turns(list(series.values()), target, policy, rounds)
     name = next((name for name, size in SHAPES.items() if size == (shape.tokens, shape.channels)), "")
     records = []
@@ -168,11 +161,3 @@ def _at_shape(
             "fraction": round(roofline_us / us, 4),
         })  # fmt: skip
     return records, asdict(of_shape)
-
-
-def _time(inputs: MatrixInputs, entrant: Entrant, call: str, policy: TimingPolicy) -> tuple[float, ...]:
-    return inputs.time(entrant.variant(call, inputs.shape), replace(policy, threads=entrant.threads), call)
-
-
-def _median(samples: Callable[[TimingPolicy], Iterable[float]], policy: TimingPolicy) -> float:
-    return median(samples(policy))

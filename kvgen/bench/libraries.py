@@ -15,7 +15,7 @@ from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from kvgen.arch import Target
-from kvgen.bench.provider import Case, Entrant, Provider
+from kvgen.bench.run import Case, Entrant, Provider
 from kvgen.errors import ToolchainMissing, UnsupportedError
 from kvgen.extras import require
 from kvgen.spec import KernelSpec

@@ -15,7 +15,7 @@ from kvgen.cli.output import microseconds, print_json, print_table
 
 if TYPE_CHECKING:
     from kvgen.arch import Target
-    from kvgen.bench.provider import Provider
+    from kvgen.bench.run import Provider
     from kvgen.measure.measurement import TimingPolicy
     from kvgen.spec import KernelSpec
 
@@ -103,8 +103,7 @@ def run(
 ) -> list[dict[str, Any]]:
     """Records of kvgen's kernel, as `get_kernel` returns it, and of the other providers, which are also written to a file."""
     from kvgen.api import get_kernel
-    from kvgen.bench.provider import Ours
-    from kvgen.bench.run import compare, facts, frame, write_csv
+    from kvgen.bench.run import Ours, compare, facts, frame, write_csv
     from kvgen.format.sizes import half_full
 
     with warnings.catch_warnings(record=True) as caught:

@@ -131,7 +131,7 @@ def examine() -> dict[str, Any]:
     from kvgen.arch import GPUS
     from kvgen.errors import KvgenError
     from kvgen.extras import EXTRAS
-    from kvgen.integrations.usable import INTEGRATIONS
+    from kvgen.integrations import INTEGRATIONS
     from kvgen.lower.backend import NAMES
     from kvgen.registry import stores
     from kvgen.registry.device import here

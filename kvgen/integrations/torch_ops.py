@@ -15,12 +15,13 @@ from torch import Tensor
 from kvgen.runtime import checks, extend
 from kvgen.runtime.calls import SHARED, Calls
 from kvgen.runtime.checks import Arguments
+from kvgen.runtime.executable import Executable
 from kvgen.runtime.kvcache import KVCache
-from kvgen.runtime.module import Module, load
+from kvgen.runtime.module import load
 from kvgen.runtime.sequences import CallOrder, OverflowFlag, Sequences
 
-_modules: dict[str, tuple[Module, Arguments | None]] = {}
-"""Modules and the checks of their calls by path; a module that no Attention of this process has is without checks."""
+_launches: dict[str, tuple[Executable, Arguments | None]] = {}
+"""Launches and the checks of their calls by the module's path; one that no Attention of this process has is without checks."""
 _sequences: WeakValueDictionary[int, Sequences] = WeakValueDictionary()
 """Of the caches of this process's Attention modules, by the address of their blocks."""
 _unbound: dict[int, tuple[CallOrder, OverflowFlag]] = {}
@@ -129,7 +130,7 @@ class Attention(torch.nn.Module):
         self.max_len = cache.max_len
         self.most_q, self.softcap, self.window = attention.q_len, attention.softcap, attention.window
         self.sequences = _sequences[cache.packed.data_ptr()] = sequences
-        _modules[self.module] = launch.module, arguments
+        _launches[self.module] = launch, arguments
         with sequences.call_order.lock:
             sequences.captured = True
             sequences.appended(sequences.bound)  # a batch of which this is one sequence (`row_of`) learns it, too
@@ -192,11 +193,10 @@ def _run(
     for name, x in zip(_NAMES, (q, *(new or (None, None)), *tensors, workspace, sinks), strict=True):
         if x is not None:
             checks.plain(name, x)
-    cache, lengths = (*tensors, None), tensors[3]
-    if path not in _modules:
-        _modules[path] = load(Path(path)), None
-    module, arguments = _modules[path]
-    order, flag = _order_of(tensors[0])
+    if path not in _launches:
+        _launches[path] = Executable(load(Path(path)), most_q), None
+    launch, arguments = _launches[path]
+    lengths, (order, flag) = tensors[3], _order_of(tensors[0])
     with order.lock:
         flag.check()
         if q.is_cuda:
@@ -206,22 +206,18 @@ def _run(
             batch, q_len = q.shape[:2]
             if q_len > most_q:
                 if arguments is not None:
-                    arguments.inputs(q, new, len(lengths), lengths.device)  # torch's kernels would take another batch
+                    arguments.named(q, new, None, len(lengths), lengths.device)  # torch's kernels would take another batch
                 call = extend.Call(q, new, out, lse, sinks, scale, max_len, max_len, flag.address, softcap, window)
-                extend.run(module, cache, call)
+                extend.run(launch.module, (*tensors, None), call)
                 return out, lse
             plan = None  # of one sequence there is none, and the CPU's modules make their own
             if batch > 1 and q.is_cuda:
-                plan = torch.empty(int(module.plan_size(batch, max_len, q_len)), dtype=torch.int32, device=q.device)
-                module.plan(lengths, plan, q_len, int(new is not None), 0, max_len, flag.address)
-            rest = (out, lse, sinks, workspace, plan, scale, max_len)
-            if new is None:
-                module.attend(q, *cache, *rest)
-            else:
-                module.decode(q, *new, *cache, *rest, max_len, flag.address, 1)
+                plan = launch.plan(lengths, q_len, max_len, flag.address, append=new is not None, skip_empty=False)
+            given = (out, lse, sinks, workspace, plan, scale, max_len, max_len, flag.address)
+            launch.run(q, new, (*tensors, None), *given, advance=True)
         except Exception:
             if arguments is not None:
-                arguments.inputs(q, new, len(lengths), lengths.device)  # names the argument, which the module cannot
+                arguments.named(q, new, None, len(lengths), lengths.device)  # which argument the module refused
             raise
     return out, lse
 

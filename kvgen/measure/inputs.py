@@ -89,7 +89,9 @@ class WorkloadInputs(WorkloadCaches):
             plan, run = variant.plan(cache, q.shape[1], append=False), variant.executable.run
             workspace, scale = variant.workspace(cache), variant.scale
             # not through `attend`, which refuses within a graph the plan that was made outside: lengths do not change here
-            return lambda: run(q, None, cache, out, None, self.sinks, workspace, scale, self.length, plan, advance=False)
+            limit, flag = cache.max_len, cache.sequences.overflow.address
+            given = (q, None, cache.tensors, out, None, self.sinks, workspace, plan.numbers, scale, self.length, limit, flag)
+            return lambda: run(*given, advance=False)
         return lambda: variant.attend(q, cache, out=out, sinks=self.sinks)
 
     def _decode(self, variant: Variant, index: int, steps: int) -> Callable[[], object]:

@@ -128,14 +128,18 @@ class Calls:
         self._arguments.cache(cache)
         checks.eager()
         sequences = cache.sequences
+        known: list[int] | None
         tokens = self._arguments.filling(cache, k, v, finite=check_finite)
-        new, longest, uniform = checks.lengths("lengths", lengths, cache.batch, tokens, "the tokens of k", cache.device)
+        if lengths is None:
+            new, known = torch.full((cache.batch,), tokens, dtype=torch.int32, device=cache.device), [tokens]
+        else:
+            new, known = checks.numbers("lengths", lengths, cache.batch, tokens, "the tokens of k", cache.device)
         if advance and sequences.shared:
             raise ValueError(SHARED.format(call="prefill", way="prefill(..., advance=False) in every layer, then cache.advance(lengths)"))
-        launch = self._only or self._launch(cache, cache.bound, 1)
+        launch, uniform = self._only or self._launch(cache, cache.bound, 1), known is not None and len(set(known)) == 1
         with sequences.in_order():
             sequences.check()
-            bound = sequences.after(longest, None if uniform else new)
+            bound = sequences.after(tokens if known is None else max(known), None if uniform else new)
             if not tokens:
                 return
             launch.module.pack(k, v, new, *cache.tensors, sequences.max_len, sequences.overflow.address, int(advance))
@@ -182,13 +186,14 @@ class Calls:
             sequences.check()
             known = sequences.after(grown)
             capturing = sequences.capturing
-            numbers = None
             if uniform is None:  # the static scheduler appends to empty sequences too, and a capture outlives what the host knows
                 uniform = sequences.uniform and sequences.bound > 0 and not capturing
             launch = self._only or self._launch(cache, cache.bound + grown, q_len, bound=bound, total=tokens, equal=uniform)
             launch.workspace(cache)
+            numbers = None
             if cache.gpu is None or not uniform:
-                numbers = launch.plan(sequences, q_len, append=append, skip_empty=True)
+                flag = sequences.overflow.address
+                numbers = launch.plan(sequences.lengths, q_len, cache.max_len, flag, append=append, skip_empty=True)
             return Plan(launch, sequences, q_len, append, max(1, known if bound is None else bound), numbers, sequences.version, capturing)
 
     def decode(
@@ -275,19 +280,15 @@ class Calls:
         advance: bool = True,
     ) -> Any:
         """`decode`, or `attend` where there is no new K and V."""
-        arguments = self._arguments
-        tokens = arguments.query(q, cache)
-        if plan is not None and not isinstance(plan, Plan):
-            raise TypeError(f"plan must be a Plan, which kernel.plan returns, not {type(plan).__name__}")
-        if new is not None:
-            arguments.new(new, tokens, cache)
-        out, lse, scale = arguments.outputs(q, cache, out, lse, scale)
-        if sinks is not None or arguments.sinks_needed:
-            arguments.sinks(sinks, cache)
+        out, lse, scale = self._arguments.call(q, new, cache, out, lse, scale, sinks)
+        sequences, tokens = cache.sequences, q.shape[1]
         appended = 0 if new is None else tokens
-        advance = advance and plan is None and appended > 0
-        launch = self._only or self._launch(cache, cache.bound + appended, tokens, plan)
-        sequences = cache.sequences
+        if plan is None:
+            launch = self._only or self._launch(cache, sequences.longest + appended, tokens)
+        elif not isinstance(plan, Plan):
+            raise TypeError(f"plan must be a Plan, which kernel.plan returns, not {type(plan).__name__}")
+        elif (launch := plan.launch) not in self._distinct:
+            raise ValueError("the plan was made by another kernel")
         workspace = sequences.workspaces.get(launch.key)
         if workspace is None:
             workspace = launch.workspace(cache)
@@ -295,26 +296,29 @@ class Calls:
             if cache.gpu is not None:
                 sequences.call_order.follow(cache.gpu)
             sequences.check()
+            max_len, flag, numbers = sequences.max_len, sequences.overflow.address, None
             if plan is not None:
-                plan.check(launch, sequences, tokens, append=new is not None)
-                bound = plan.bound
+                plan.check(sequences, tokens, append=new is not None)
+                advance, bound, numbers = False, plan.bound, plan.numbers
             else:
+                advance = advance and appended > 0
                 if advance and sequences.shared:
                     raise ValueError(SHARED.format(call="decode", way="plan, decode(..., plan=plan) in every layer, cache.advance(q_len)"))
-                bound = sequences.after(appended)
+                bound = sequences.after(appended) or 1
             if tokens > self._most_q:
                 from kvgen.runtime import extend  # most processes only decode
 
-                limits, attention = (bound or 1, sequences.max_len, sequences.overflow.address), self.spec.attention
-                call = extend.Call(q, new, out, lse, sinks, scale, *limits, attention.softcap, attention.window, advance)
-                arguments.extend(call, cache)
+                attention = self.spec.attention
+                call = extend.Call(q, new, out, lse, sinks, scale, bound, max_len, flag, attention.softcap, attention.window, advance)
+                extend.check(call, cache, self._arguments)
                 extend.run(launch.module, cache.tensors, call)
             else:
                 try:
-                    launch.run(q, new, cache, out, lse, sinks, workspace, scale, bound or 1, plan, advance=advance)
+                    if plan is None and cache.gpu is not None and sequences.batch > 1 and not sequences.uniform:
+                        numbers = launch.plan(sequences.lengths, tokens, max_len, flag, append=appended > 0, skip_empty=new is None)
+                    launch.run(q, new, cache.tensors, out, lse, sinks, workspace, numbers, scale, bound, max_len, flag, advance=advance)
                 except Exception:
-                    arguments.inputs(q, new, cache.batch, cache.device)  # names the argument, which the module cannot
-                    checks.output("out", out, q.shape, self.dtype, cache.device)
+                    self._arguments.named(q, new, out, cache.batch, cache.device)  # which argument the module refused
                     raise
             if advance:
                 sequences.appended(bound)
@@ -332,18 +336,14 @@ class Calls:
         cache: KVCache,
         length: int,
         tokens: int,
-        plan: Plan | None = None,
         *,
         bound: int | None = None,
         total: int | None = None,
         equal: bool | None = None,
     ) -> Executable:
-        """The launch of a plan, else that of the dispatch table for what the host knows: at most `length` tokens per sequence, unless the
-        caller knows better: `bound`, and `total` of all sequences. `equal`: whether the step has a static schedule; None: if lengths are
-        known to be equal.
+        """The launch of the dispatch table for what the host knows: at most `length` tokens per sequence, unless the caller knows better:
+        `bound`, and `total` of all sequences. `equal`: whether the step has a static schedule; None: if lengths are known to be equal.
         """
-        if plan is not None:
-            return plan.launch if plan.launch in self._distinct else self._distinct[0]  # refuses a plan of another kernel
         if bound is not None:
             length = bound
         elif cache.sequences.capturing:

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from kvgen.errors import CacheMismatch, ToolchainMissing, UnsupportedError
+from kvgen.errors import CacheMismatch, ToolchainMissing
 from kvgen.format.dtypes import torch_dtype
-from kvgen.format.window import cache_id, window_places
-from kvgen.lower.modifier import extend_refusal
+from kvgen.format.window import cache_id
 
 if TYPE_CHECKING:
     from kvgen.format.layout import PackedLayout
-    from kvgen.runtime.extend import Call
     from kvgen.runtime.kvcache import KVCache
     from kvgen.spec import KernelSpec
 
@@ -27,76 +25,73 @@ LOG2_E = 1.4426950408889634
 New = tuple[Tensor, Tensor]
 """K and V to be appended, [batch, tokens, kv_heads, head_dim]."""
 _dispatch_modes, _function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
-_CACHE = ("blocks", "K residual", "V residual", "lengths", "block table", "residual slots")
 
 
 class Arguments:
-    """Checks tensors against a spec and a layout; each check raises TypeError, ValueError or CacheMismatch in one sentence.
-
-    `query`, `new` and `outputs` are in every decode step. They check what a module cannot: that an address holds what torch would read.
-    """
+    """Checks tensors against a spec and a layout; each check raises TypeError, ValueError or CacheMismatch in one sentence."""
 
     def __init__(self, spec: KernelSpec, layout: PackedLayout) -> None:
         attention = spec.attention
-        self._spec = spec
+        self.spec = spec
         self.dtype = torch_dtype(attention.dtype)
         self.scale = 1.0 / math.sqrt(attention.head_dim)
-        self.sinks_needed = attention.sinks
         self._layout_id = cache_id(spec, layout)
         self._q_tail = (attention.q_heads, attention.head_dim)
         self._kv_tail = (attention.kv_heads, attention.head_dim)
         self._most_scale = _most_scale(attention.softcap)
 
-    def query(self, q: Tensor, cache: KVCache) -> int:
-        """The query tokens of a call, after checking query and cache. A module checks dtype and device."""
+    def call(
+        self,
+        q: Tensor,
+        new: New | None,
+        cache: KVCache,
+        out: Tensor | None,
+        lse: Tensor | bool | None,
+        scale: float | None,
+        sinks: Tensor | None,
+    ) -> tuple[Tensor, Tensor | None, float]:
+        """The outputs of a call, allocated where they are not given, and its scale.
+
+        In a decode step this checks what a module cannot: that an address holds what torch would read, and that torch computes and does not
+        record. The module checks shapes, dtypes and devices; `named` then says which argument it refused.
+        """
         try:
-            shape, sequences = q.shape, cache.sequences
-            right = type(q) is Tensor and q.data_ptr() and not q.is_neg()
-            right = right and len(shape) == 4 and type(shape[1]) is int  # torch.jit.trace makes a tensor of it
-            right = right and shape[0] == sequences.batch and shape[2:] == self._q_tail and cache.layout_id == self._layout_id
+            shape = q.shape
+            right = len(shape) == 4 and type(shape[1]) is int  # torch.jit.trace makes a tensor of it
+            right = right and shape[0] == cache.sequences.batch and shape[2:] == self._q_tail and cache.layout_id == self._layout_id
+            right = right and not (_dispatch_modes() or _function_modes())
+            for x in (q,) if new is None else (q, *new):
+                right = right and type(x) is Tensor and x.data_ptr() and not x.is_neg()
+            if out is not None:
+                right = right and type(out) is Tensor and out.data_ptr() and not (out.requires_grad or out.is_neg())
+            elif right:
+                out = torch.empty(shape, dtype=self.dtype, device=cache.device)
+                right = type(out) is Tensor and out.data_ptr()
         except (AttributeError, RuntimeError):  # what is no tensor, and tensors without a shape or an address
-            right, shape = False, torch.Size()
+            right = False
         if not right:
             self.cache(cache)
             eager()
-            shape = q.shape if isinstance(q, Tensor) and not q.is_nested else shape
-            tensor("q", q, (cache.batch, shape[1] if len(shape) == 4 else 1, *self._q_tail), self.dtype, cache.device)
-        return shape[1]
-
-    def new(self, new: New, tokens: int, cache: KVCache) -> None:
-        """K and V of a call with as many query tokens: their memory. A module checks shapes, dtypes and devices."""
-        k, v = new
-        try:
-            if type(k) is type(v) is Tensor and k.data_ptr() and v.data_ptr() and not (k.is_neg() or v.is_neg()):
-                return
-        except RuntimeError:  # a tensor without an address
-            pass
-        self._new(new, tokens, cache.batch, cache.device)
-
-    def outputs(
-        self, q: Tensor, cache: KVCache, out: Tensor | None, lse: Tensor | bool | None, scale: float | None
-    ) -> tuple[Tensor, Tensor | None, float]:
-        """The outputs of a call, checked or allocated, and its scale. The module checks the rest of `out`.
-
-        What torch allocates, and the modes of torch, show whether it computes or records.
-        """
-        given = out is not None
+            self.named(q, new, out, cache.batch, cache.device)
         if out is None:
             out = torch.empty(q.shape, dtype=self.dtype, device=cache.device)
-        try:
-            right = type(out) is Tensor and out.data_ptr() and not (_dispatch_modes() or _function_modes())
-            right = right and not (given and (out.requires_grad or out.is_neg()))
-        except (AttributeError, RuntimeError):
-            right = False
-        if not right:
-            eager()
-            if given:
-                output("out", out, q.shape, self.dtype, q.device)
         if scale is None:
             scale = self.scale
         elif type(scale) is not float or not -self._most_scale <= scale <= self._most_scale:
-            scale = finite_scale(scale, self._spec.attention.softcap)
+            scale = finite_scale(scale, self.spec.attention.softcap)
+        if sinks is not None or self.spec.attention.sinks:
+            self.sinks(sinks, cache)
         return out, None if lse is None else self._lse(lse, q), scale
+
+    def named(self, q: Tensor, new: New | None, out: Tensor | None, batch: int, device: torch.device) -> None:
+        """All of a call's tensors over `batch` sequences: what no module checks, and to name what a module refused."""
+        plain("q", q)
+        tokens = q.shape[1] if q.dim() == 4 else 1
+        tensor("q", q, (batch, tokens, *self._q_tail), self.dtype, device)
+        for name, x in zip(("k_new", "v_new"), new or (), strict=False):
+            tensor(name, x, (batch, tokens, *self._kv_tail), self.dtype, device)
+        if out is not None:
+            output("out", out, q.shape, self.dtype, device)
 
     def cache(self, cache: Any) -> None:
         """Raises TypeError for another type, CacheMismatch for a cache of another layout."""
@@ -122,51 +117,15 @@ class Arguments:
 
     def sinks(self, sinks: Tensor | None, cache: KVCache) -> None:
         """The learned sinks of a call, float32 [q_heads], given exactly where the spec has them."""
-        if sinks is None and self.sinks_needed:
-            raise ValueError("this format has learned sinks (attention.sinks): give sinks=, float32 [q_heads]")
-        if sinks is None:
-            return
-        if not self.sinks_needed:
-            raise ValueError("sinks= was given, and this format has no learned sinks (attention.sinks)")
-        tensor("sinks", sinks, self._q_tail[:1], torch.float32, cache.device)
-        if not sinks.is_contiguous():
-            raise ValueError(f"sinks must be contiguous, not of strides {list(sinks.stride())}")
-
-    def inputs(self, q: Tensor, new: New | None, batch: int, device: torch.device) -> None:
-        """Query, K and V of a call over `batch` sequences: where no module checks them, and to name what a module refused."""
-        plain("q", q)
-        tokens = q.shape[1] if q.dim() == 4 else 1
-        tensor("q", q, (batch, tokens, *self._q_tail), self.dtype, device)
-        if new is not None:
-            self._new(new, tokens, batch, device)
-
-    def extend(self, call: Call, cache: KVCache) -> None:
-        """A call with more query tokens than modules are compiled for. Raises UnsupportedError if the GPU cannot compute it, ValueError if
-        an `attend` could see tokens whose places in a contiguous cache with a window later ones have taken.
-        """
-        if reason := extend_refusal(self._spec, gpu=call.q.is_cuda):
-            raise UnsupportedError("extend attention", reason, is_backend=False)
-        window, places = self._spec.attention.window, window_places(self._spec, cache.block_tokens)
-        if call.new is None and window is not None and places:
-            held = places * cache.block_tokens - self._spec.cache.rollback
-            seen = min(call.bound, call.q.shape[1] + window - 1)
-            if seen > held:
-                raise ValueError(
-                    f"attend with {call.q.shape[1]} query tokens sees {seen} tokens, and a contiguous cache with a window of {window} "
-                    f"keeps the newest {held}: give new tokens to decode with their queries, or use a paged cache"
-                )
-        self.inputs(call.q, call.new, cache.batch, cache.device)
-        output("out", call.out, call.q.shape, self.dtype, cache.device)
-        if cache.gpu is not None:  # on the CPU the module checks this
-            held_by_cache = ((f"the cache's {name}", x) for name, x in zip(_CACHE, cache.tensors, strict=True))
-            read = [("q", call.q), *zip(("k_new", "v_new"), call.new or (), strict=False), *held_by_cache]
-            _apart("out", call.out, [*read, ("lse", call.lse)])
-            if call.lse is not None:
-                _apart("lse", call.lse, read)
-
-    def _new(self, new: New, tokens: int, batch: int, device: torch.device) -> None:
-        for name, x in zip(("k_new", "v_new"), new, strict=True):
-            tensor(name, x, (batch, tokens, *self._kv_tail), self.dtype, device)
+        if (sinks is not None) != self.spec.attention.sinks:
+            raise ValueError(
+                "this format has learned sinks (attention.sinks): give sinks=, float32 [q_heads]"
+                if sinks is None
+                else "sinks= was given, and this format has no learned sinks (attention.sinks)"
+            )
+        if sinks is not None:
+            tensor("sinks", sinks, self._q_tail[:1], torch.float32, cache.device)
+            contiguous("sinks", sinks)
 
     def _lse(self, lse: Tensor | bool, q: Tensor) -> Tensor | None:
         """The tensor that a caller's `lse` asks to fill."""
@@ -176,8 +135,7 @@ class Arguments:
         if lse is True:
             return torch.empty(shape, dtype=torch.float32, device=q.device)
         output("lse", lse, shape, torch.float32, q.device)
-        if not lse.is_contiguous():
-            raise ValueError(f"lse must be contiguous, not of strides {list(lse.stride())}")
+        contiguous("lse", lse)
         return lse
 
 
@@ -200,7 +158,7 @@ def eager() -> None:
 
 
 def _in_memory(x: Tensor) -> bool:
-    """Whether the elements of a strided tensor lie at its address. `Arguments` repeats this inline for calls of decode steps."""
+    """Whether the elements of a strided tensor lie at its address. `Arguments.call` repeats this inline."""
     if type(x) is not Tensor and torch._C._dispatch_keys(x).has(torch._C.DispatchKey.Python):
         return False  # FakeTensor and other types whose elements Python code makes
     try:
@@ -247,6 +205,12 @@ def output(name: str, x: Any, shape: Sequence[int], dtype: torch.dtype, device: 
         raise ValueError(f"{name} requires a gradient, and kernels have none: give {name}.detach() instead")
 
 
+def contiguous(name: str, x: Tensor) -> None:
+    """Raises ValueError unless the elements of a tensor lie side by side."""
+    if not x.is_contiguous():
+        raise ValueError(f"{name} must be contiguous, not of strides {list(x.stride())}")
+
+
 def matrix(call: str, **given: Tensor | None) -> None:
     """The tensors of an operation on a matrix by their names; the first is the matrix. A module checks shapes, types and devices."""
     eager()
@@ -256,23 +220,6 @@ def matrix(call: str, **given: Tensor | None) -> None:
         plain(f"{call}: {name}", x)
         if i == 0 and x is not None and x.ndim != 2:
             raise ValueError(f"{call}: {name} must be a matrix [tokens, channels], and has {x.ndim} dimensions")
-
-
-def _apart(name: str, out: Tensor, others: Sequence[tuple[str, Tensor | None]]) -> None:
-    """ValueError where `out` may share memory with itself or with one of `others`; for calls that no module checks."""
-    if not out.is_contiguous() and torch._debug_has_internal_overlap(out) == 1:
-        raise ValueError(f"{name} overlaps with itself")
-    low, high = _span(out)
-    for other_name, other in others:
-        if other is not None and other.numel():
-            begin, end = _span(other)
-            if begin < high and low < end:
-                raise ValueError(f"{name} overlaps with {other_name}")
-
-
-def _span(x: Tensor) -> tuple[int, int]:
-    last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True)) if x.numel() else -1
-    return x.data_ptr(), x.data_ptr() + (last + 1) * x.element_size()
 
 
 # --- numbers ---------------------------------------------------------------------------------------------------------------
@@ -293,26 +240,13 @@ def whole(name: str, value: Any, least: int, most: int = INT32_MAX) -> int:
     return number
 
 
-def is_whole(value: Any) -> bool:
-    """Whether a value is one number, of Python or numpy, and not one for each sequence."""
-    return not isinstance(value, Tensor) and hasattr(value, "__index__") and not getattr(value, "shape", ())
-
-
 def finite_scale(value: Any, softcap: float) -> float:
-    """`value` as a float whose products the kernels' float32 holds: any sign, 0 too."""
-    if isinstance(value, bool | str | bytes | Tensor):
+    """`value` as a float whose products the kernels' float32 holds: any sign, 0 too. Raises TypeError or ValueError."""
+    if isinstance(value, bool | str | bytes | Tensor) or not hasattr(value, "__float__"):
         raise TypeError(f"scale must be a float, not {value!r}")
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
-    except (TypeError, ValueError):
-        raise TypeError(f"scale must be a float, not {value!r}") from None
-    if not math.isfinite(number):
-        raise ValueError(f"scale ({number}) must be finite")
-    if abs(number) > _most_scale(softcap):
-        raise ValueError(f"scale ({number:g}) is beyond what float32 holds")
-    return number
+    if not abs(value) <= _most_scale(softcap):  # NaN, infinities and large integers too
+        raise ValueError(f"scale ({value!r:.20}) must be finite, and a number that float32 holds")
+    return float(value)
 
 
 def _most_scale(softcap: float) -> float:
@@ -320,62 +254,47 @@ def _most_scale(softcap: float) -> float:
     return FLOAT32_MAX * min(1 / LOG2_E, softcap or 1.0)
 
 
-def lengths(name: str, given: Any, batch: int, tokens: int, meaning: str, device: torch.device) -> tuple[Tensor, int, bool]:
-    """New tokens per sequence as int32 [batch] on the device, the most of them, and whether the host knows that they are equal.
-
-    Those on the host are checked to lie in 0..tokens, which is `meaning`. Those on a GPU are not looked at, so they have to be int32
-    already.
+def change(
+    tokens: Any, batch: int, room: int, meaning: str, device: torch.device, most: int = INT32_MAX
+) -> tuple[Tensor | None, int, list[int] | None]:
+    """The arguments of a change of lengths, and what the host knows of them: `numbers` of at most `room`, one for each sequence, or one
+    number of at most `most` for every sequence that has tokens.
     """
-    if given is None:
-        return torch.full((batch,), tokens, dtype=torch.int32, device=device), tokens, True
-    if isinstance(given, Tensor) and given.device.type != "cpu":
-        tensor(name, given, (batch,), torch.int32, device)
-        return given, tokens, False
-    numbers = counts(name, given, batch, tokens, meaning)
-    return torch.tensor(numbers, dtype=torch.int32, device=device), max(numbers), len(set(numbers)) == 1
+    if not isinstance(tokens, Tensor) and hasattr(tokens, "__index__") and not getattr(tokens, "shape", ()):  # of Python or numpy
+        number = whole("tokens", tokens, 0, most)
+        return None, number, [number]
+    counts, known = numbers("tokens", tokens, batch, room, meaning, device)
+    return counts, 0, known
 
 
-def counts(name: str, given: Any, batch: int, most: int, meaning: str) -> list[int]:
-    """Numbers on the host, one for each sequence, in 0..most, which is `meaning`. Raises TypeError or ValueError."""
-    numbers = _host_numbers(name, given)
-    if len(numbers) != batch:
-        raise ValueError(f"{name} must have shape [{batch}], not [{len(numbers)}]")
-    low, high = min(numbers), max(numbers)
-    if low < 0 or high > most:
-        raise ValueError(f"{name} must lie in 0..{most}, {meaning}, not in {low}..{high}")
-    return numbers
+def numbers(
+    name: str, given: Any, count: int | None, most: int, meaning: str, device: torch.device, dtype: torch.dtype = torch.int32
+) -> tuple[Tensor, list[int] | None]:
+    """Whole numbers, `count` of them, as a tensor of one dimension on the device, and on the host.
 
-
-def sequence_numbers(name: str, given: Any, batch: int, count: int | None = None) -> Tensor:
-    """Numbers of sequences, `count` of them, as an integer tensor of one dimension; those on a GPU are not looked at.
-
-    Raises TypeError or ValueError: of a mask or of floats, torch would take the values as numbers of sequences.
+    Those on the host are checked to lie in 0..most, which is `meaning`. Those on a GPU are not looked at, and the host does not know them.
+    Raises TypeError for masks, floats and what are no numbers, ValueError for others.
     """
-    if not isinstance(given, Tensor) or given.device.type == "cpu":
-        numbers = [whole(f"a number of {name}", n, 0, batch - 1) for n in _host_numbers(name, given)]
-        found = torch.tensor(numbers, dtype=torch.int64, device="cpu")
-    elif given.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"{name} must be int32 or int64, not {str(given.dtype).removeprefix('torch.')}")
-    else:
-        found = given
+    eager()
+    if isinstance(given, Tensor):
+        plain(name, given)
+    try:
+        found = given if isinstance(given, Tensor) else torch.as_tensor(given, device="cpu")
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"{name} must be a tensor or a sequence of whole numbers, not {type(given).__name__}: {error}") from None
+    kind = str(found.dtype).removeprefix("torch.")
+    if not kind.startswith(("int", "uint")) and (found.numel() or isinstance(given, Tensor)):  # an empty list is float32
+        raise TypeError(f"{name} must be whole numbers, not {kind}")
     if found.dim() != 1 or (count is not None and len(found) != count):
         raise ValueError(f"{name} must have shape [{'n' if count is None else count}], not {list(found.shape)}")
-    return found
-
-
-def _host_numbers(name: str, given: Any) -> list[int]:
-    if isinstance(given, Tensor) or hasattr(given, "__array__"):
-        if isinstance(given, Tensor):
-            plain(name, given)
-        kind = str(given.dtype).removeprefix("torch.")
-        if not kind.startswith(("int", "uint")):
-            raise TypeError(f"{name} must be whole numbers, not {kind}")
-        if len(given.shape) != 1:
-            raise ValueError(f"{name} must have one dimension, not {list(given.shape)}")
-        return list(given.tolist())
-    if not isinstance(given, Iterable) or isinstance(given, str | bytes | dict):
-        raise TypeError(f"{name} must be a tensor or a sequence of whole numbers, not {type(given).__name__}")
-    return [whole(f"{name}[{i}]", count, -INT32_MAX - 1, 2**63) for i, count in enumerate(given)]
+    if found.device.type != "cpu":
+        if found.device != device:
+            raise ValueError(f"{name} is on {found.device}, and the cache on {device}")
+        return found.to(dtype), None
+    known: list[int] = found.to(torch.int64).tolist()
+    if known and not 0 <= min(known) <= max(known) <= most:
+        raise ValueError(f"{name} must lie in 0..{most}, {meaning}, not in {min(known)}..{max(known)}")
+    return torch.tensor(known, dtype=dtype, device=device), known
 
 
 def usable_device(device: torch.device | str | int) -> torch.device:

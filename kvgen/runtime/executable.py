@@ -1,4 +1,4 @@
-"""A loaded module over caches: its workspace in each of them, its plans, its calls."""
+"""A loaded module, its workspaces and plans, and its calls, whose lengths belong to the caller."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kvgen.errors import CacheMismatch
-from kvgen.runtime.kvcache import KVCache, memory_for
+from kvgen.runtime.kvcache import KVCache, Tensors, memory_for
 from kvgen.runtime.module import Module
 from kvgen.runtime.sequences import Sequences
 
@@ -31,7 +31,7 @@ class Executable:
 
         Raises CacheMismatch if it would be allocated while a graph is captured, because every replay would zero it.
         """
-        workspace = cache.workspaces.get(self.key)
+        workspace = cache.sequences.workspaces.get(self.key)
         if workspace is None:
             if cache.sequences.capturing:
                 raise CacheMismatch("the cache has no workspace for this kernel yet: call prepare(cache) before the graph is captured")
@@ -41,60 +41,51 @@ class Executable:
                 workspace = torch.zeros(max(16, size), dtype=torch.uint8, device=cache.device)
             if cache.gpu is not None:  # once for each workspace: calls on other streams need not wait for the zeros
                 torch.cuda.current_stream(cache.gpu).synchronize()
-            cache.workspaces[self.key] = workspace
+            cache.sequences.workspaces[self.key] = workspace
         return workspace
 
     def release(self, cache: KVCache) -> None:
         """Give the workspace for a cache back; a captured graph must not outlive it."""
-        cache.workspaces.pop(self.key, None)
+        cache.sequences.workspaces.pop(self.key, None)
 
-    def plan(self, sequences: Sequences, q_len: int, *, append: bool, skip_empty: bool) -> Tensor:
-        """The numbers of a plan, which the device computes: int32, as `docs/abi.md` says."""
-        key = (sequences.gpu, sequences.batch, sequences.max_len, q_len)  # it depends on the GPU's number of multiprocessors
+    def plan(self, lengths: Tensor, q_len: int, max_len: int, overflow: int, *, append: bool, skip_empty: bool) -> Tensor:
+        """The numbers of a plan, which the device computes: int32, as `docs/abi.md` says. At `overflow` it says that there is no room."""
+        gpu = lengths.device.index if lengths.is_cuda else None
+        key = (gpu, len(lengths), max_len, q_len)  # it depends on the GPU's number of multiprocessors
         size = self._plan_sizes.get(key)
         if size is None:
-            with _on(sequences.gpu):
-                size = self._plan_sizes[key] = int(self.module.plan_size(sequences.batch, sequences.max_len, q_len))
-        numbers = torch.empty(size, dtype=torch.int32, device=sequences.lengths.device)
-        self.module.plan(sequences.lengths, numbers, q_len, int(append), int(skip_empty), sequences.max_len, sequences.overflow.address)
+            with _on(gpu):
+                size = self._plan_sizes[key] = int(self.module.plan_size(len(lengths), max_len, q_len))
+        numbers = torch.empty(size, dtype=torch.int32, device=lengths.device)
+        self.module.plan(lengths, numbers, q_len, int(append), int(skip_empty), max_len, overflow)
         return numbers
 
     def run(
         self,
         q: Tensor,
         new: tuple[Tensor, Tensor] | None,
-        cache: KVCache,
+        cache: Tensors,
         out: Tensor,
         lse: Tensor | None,
         sinks: Tensor | None,
         workspace: Tensor,
+        plan: Tensor | None,
         scale: float,
         bound: int,
-        plan: Plan | None,
+        max_len: int,
+        overflow: int,
         *,
         advance: bool,
     ) -> None:
-        """The module's `attend`, or with `new` K and V its `decode`, by the numbers of the plan; with `advance` lengths count `new`.
+        """The module's `attend`, or with `new` K and V its `decode`; with `advance` lengths count `new`. Lengths and plan are the caller's.
 
-        Without a plan a call makes one of its own; for the static scheduler there is none, and the CPU's modules plan for themselves.
+        Without a plan all lengths are equal, or there is one; the CPU's modules plan for themselves.
         """
-        sequences = cache.sequences
-        if plan is not None:
-            numbers = plan.numbers
-        elif sequences.gpu is None or sequences.batch == 1 or sequences.uniform:
-            numbers = None
-        else:
-            numbers = self.plan(sequences, q.shape[1], append=new is not None, skip_empty=new is None)
+        rest = (out, lse, sinks, workspace, plan, scale, bound)
         if new is None:
-            self.module.attend(
-                q, cache.packed, cache.k_residual, cache.v_residual, sequences.lengths, sequences.block_table, None,
-                out, lse, sinks, workspace, numbers, scale, bound,
-            )  # fmt: skip
+            self.module.attend(q, *cache, *rest)
         else:
-            self.module.decode(
-                q, *new, cache.packed, cache.k_residual, cache.v_residual, sequences.lengths, sequences.block_table, None,
-                out, lse, sinks, workspace, numbers, scale, bound, sequences.max_len, sequences.overflow.address, int(advance),
-            )  # fmt: skip
+            self.module.decode(q, *new, *cache, *rest, max_len, overflow, int(advance))
 
 
 def _on(gpu: int | None) -> torch.cuda.device | nullcontext[None]:
@@ -122,19 +113,19 @@ class Plan:
     version: int
     captured: bool
 
-    def check(self, launch: Executable, sequences: Sequences, q_len: int, *, append: bool) -> None:
+    def check(self, sequences: Sequences, q_len: int, *, append: bool) -> None:
         """Raises ValueError if the plan was made for another call."""
-        if self.launch is not launch:
-            raise ValueError("the plan was made by another kernel")
+        reason = None
         if self.sequences is not sequences:
-            raise ValueError("the plan was made for another cache, which does not share these lengths")
-        if self.q_len != q_len or self.append != append:
+            reason = "for another cache, which does not share these lengths"
+        elif self.q_len != q_len or self.append != append:
             made, taken = (f"{'decode' if a else 'attend'} with {n} query tokens" for a, n in ((self.append, self.q_len), (append, q_len)))
-            raise ValueError(f"the plan was made for {made}, and the call is {taken}")
-        if self.captured != sequences.capturing:
-            where = (
+            reason = f"for {made}, and the call is {taken}"
+        elif self.captured != sequences.capturing:
+            reason = (
                 "within a CUDA graph, whose replays compute it" if self.captured else "outside of this CUDA graph: replays would not follow"
             )
-            raise ValueError(f"the plan was made {where}")
-        if self.version != sequences.version:
-            raise ValueError("the plan was made before lengths changed: make one for every step")
+        elif self.version != sequences.version:
+            reason = "before lengths changed: make one for every step"
+        if reason is not None:
+            raise ValueError(f"the plan was made {reason}")

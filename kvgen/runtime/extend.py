@@ -24,7 +24,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kvgen.runtime.kvcache import Tensors
+from kvgen.errors import UnsupportedError
+from kvgen.format.window import window_places
+from kvgen.lower.modifier import extend_refusal
+from kvgen.runtime.checks import Arguments
+from kvgen.runtime.kvcache import KVCache, Tensors
 from kvgen.runtime.module import Module
 
 PREFIX_STEP = 1024
@@ -65,17 +69,15 @@ class Call:
     advance: bool = True
     """Whether the lengths count the new tokens; if not, `advance` of the module does, once for all layers."""
 
-    def of(self, part: Part, group: int) -> Call:
+    def of(self, rows: slice, heads: slice, group: int) -> Call:
         """The call for some sequences and KV heads, with `group` query heads per KV head; q and `new` are aligned for torch's kernels."""
-        b, h = part.batch, part.heads
-        shared = slice(h.start * group, h.stop * group)
-        new = None if self.new is None else (aligned(self.new[0][b, :, h]), aligned(self.new[1][b, :, h]))
+        shared = slice(heads.start * group, heads.stop * group)
         return replace(
             self,
-            q=aligned(self.q[b, :, shared]),
-            new=new,
-            out=self.out[b, :, shared],
-            lse=None if self.lse is None else self.lse[b, shared],
+            q=aligned(self.q[rows, :, shared]),
+            new=None if self.new is None else (aligned(self.new[0][rows, :, heads]), aligned(self.new[1][rows, :, heads])),
+            out=self.out[rows, :, shared],
+            lse=None if self.lse is None else self.lse[rows, shared],
             sinks=None if self.sinks is None else self.sinks[shared],
         )
 
@@ -85,6 +87,46 @@ def aligned(x: Tensor) -> Tensor:
     size = x.element_size()
     plain = x.stride(-1) == 1 and x.data_ptr() % 16 == 0 and not any(step * size % 16 for step in x.stride()[:-1])
     return x if plain else x.clone(memory_format=torch.contiguous_format)
+
+
+def check(call: Call, cache: KVCache, arguments: Arguments) -> None:
+    """Raises UnsupportedError if a GPU cannot compute the call, ValueError on wrong tensors, and if an `attend` could see tokens that a
+    contiguous cache with a window no longer keeps.
+    """
+    spec = arguments.spec
+    if reason := extend_refusal(spec, gpu=call.q.is_cuda):
+        raise UnsupportedError("extend attention", reason, is_backend=False)
+    places = window_places(spec, cache.block_tokens)
+    if call.new is None and call.window is not None and places:
+        held = places * cache.block_tokens - spec.cache.rollback
+        seen = min(call.bound, call.q.shape[1] + call.window - 1)
+        if seen > held:
+            raise ValueError(
+                f"attend with {call.q.shape[1]} query tokens sees {seen} tokens, and a contiguous cache with a window of {call.window} "
+                f"keeps the newest {held}: give new tokens to decode with their queries, or use a paged cache"
+            )
+    arguments.named(call.q, call.new, call.out, cache.batch, cache.device)
+    if cache.gpu is None:
+        return  # the module checks what else there is
+    read = {"q": call.q, **dict(zip(("k_new", "v_new"), call.new or (), strict=False))}
+    held_by_cache = zip(("blocks", "K residual", "V residual", "lengths", "block table"), cache.tensors, strict=False)
+    read |= {f"the cache's {name}": x for name, x in held_by_cache if x is not None}
+    for name, out, others in (("out", call.out, {**read, "lse": call.lse}), ("lse", call.lse, read)):
+        if out is None:
+            continue
+        if not out.is_contiguous() and torch._debug_has_internal_overlap(out) == 1:
+            raise ValueError(f"{name} overlaps with itself")
+        low, high = _span(out)
+        for other_name, other in others.items():
+            begin, end = _span(other) if other is not None else (0, 0)
+            if begin < high and low < end:
+                raise ValueError(f"{name} overlaps with {other_name}")
+
+
+def _span(x: Tensor) -> tuple[int, int]:
+    """The addresses from the first element of a tensor to behind its last."""
+    last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True)) if x.numel() else -1
+    return x.data_ptr(), x.data_ptr() + (last + 1) * x.element_size()
 
 
 def run(module: Module, cache: Tensors, call: Call) -> None:
@@ -117,12 +159,12 @@ def on_gpu(module: Module, cache: Tensors, call: Call) -> None:
     cut: Cut | None = None
     full = Full(call, cache[3]) if call.new is not None and call.bound >= call.limit else None
     copies = 3 if call.softcap else 1  # `_capped` needs K and V in float32 too
-    for part in parts(batch, heads, copies * room * dim * 2 * call.q.element_size()):
-        mine = call.of(part, q_heads // heads)
-        k, v = _dequantized(module, cache, part, room, call.q, zeroed=not plain)
+    for rows, some in parts(batch, heads, copies * room * dim * 2 * call.q.element_size()):
+        mine = call.of(rows, some, q_heads // heads)
+        k, v = _dequantized(module, cache, rows, some, room, call.q, zeroed=not plain)
         if cut is None:
-            cut = cut_of(lengths(), tokens, call.new is not None) if lengths else Cut(0, False)
-        attend(mine, k, v, cache[3][part.batch], cut)
+            cut = cut_of(lengths(), tokens, call.new is not None) if lengths else (0, False)
+        attend(mine, k, v, cache[3][rows], cut)
         del k, v  # before the next part takes as much
     if full is not None:
         full.restore()
@@ -146,62 +188,49 @@ class Full:
             x.copy_(torch.where(self._full.view(-1, *[1] * (x.dim() - 1)), before, x))
 
 
-@dataclass(frozen=True)
-class Part:
-    """Some sequences with all KV heads, or one sequence with some of them."""
+def parts(batch: int, heads: int, head_bytes: int) -> Iterator[tuple[slice, slice]]:
+    """Cuts of about equal size that dequantize at most DEQUANTIZED_BYTES: some sequences with all KV heads, or one sequence with some of
+    them. `head_bytes` are those of K and V of one head.
+    """
 
-    batch: slice
-    heads: slice
+    def even(count: int, most: int) -> Iterator[slice]:
+        pieces = -(-count // most)
+        return (slice(count * i // pieces, count * (i + 1) // pieces) for i in range(pieces))
 
-
-def parts(batch: int, heads: int, head_bytes: int) -> Iterator[Part]:
-    """Cuts of about equal size that dequantize at most DEQUANTIZED_BYTES; `head_bytes` are those of K and V of one head."""
     fit = max(1, DEQUANTIZED_BYTES // max(1, head_bytes))
-    if fit >= heads:
-        for rows in _even(batch, fit // heads):
-            yield Part(rows, slice(0, heads))
-        return
-    for b in range(batch):
-        for some in _even(heads, fit):
-            yield Part(slice(b, b + 1), some)
+    for rows in even(batch, max(1, fit // heads)):
+        for some in even(heads, min(fit, heads)):
+            yield rows, some
 
 
-def _even(count: int, most: int) -> Iterator[slice]:
-    pieces = -(-count // most)
-    return (slice(count * i // pieces, count * (i + 1) // pieces) for i in range(pieces))
-
-
-def _dequantized(module: Module, cache: Tensors, part: Part, room: int, like: Tensor, *, zeroed: bool) -> tuple[Tensor, Tensor]:
+def _dequantized(
+    module: Module, cache: Tensors, rows: slice, heads: slice, room: int, like: Tensor, *, zeroed: bool
+) -> tuple[Tensor, Tensor]:
     """K and V [sequences, room, heads, head_dim] of a part. Past each length, and where a sliding window has passed, they are zero if
     `zeroed`, else uninitialized: kernels that mask these tokens by a weight of 0 need finite numbers (0 * NaN = NaN).
     """
     packed, k_residual, v_residual, lengths, table, _ = cache
-    b, h = part.batch, part.heads
-    shape = (2, h.stop - h.start, b.stop - b.start, room, like.shape[3])
+    shape = (2, heads.stop - heads.start, rows.stop - rows.start, room, like.shape[3])
     new = torch.zeros if zeroed else torch.empty
     k, v = new(shape, dtype=like.dtype, device=like.device).permute(0, 2, 3, 1, 4)  # the tokens of a head lie together
-    blocks = packed[:, h] if table is not None else packed[b, h]
-    module.unpack(blocks, k_residual[b, h], v_residual[b, h], lengths[b], None if table is None else table[b], None, k, v)
+    blocks, pages = (packed[rows, heads], None) if table is None else (packed[:, heads], table[rows])
+    module.unpack(blocks, k_residual[rows, heads], v_residual[rows, heads], lengths[rows], pages, None, k, v)
     return k, v
 
 
 # --- who attends over what -------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Cut:
-    """cuDNN attends over the first `prefix` tokens of each sequence; if `square`, also over the rest, the new tokens."""
-
-    prefix: int
-    square: bool
+Cut = tuple[int, bool]
+"""cuDNN attends over so many first tokens of each sequence; and whether also over the rest, the new tokens, whose mask is square."""
 
 
 def cut_of(lengths: list[int], tokens: int, appended: bool) -> Cut:
     """The division between cuDNN and flash attention for `tokens` queries at the end of these lengths, or `appended` to them."""
     shortest = min(lengths) - (0 if appended else tokens)
     if min(lengths) == max(lengths) and shortest >= 0 and shortest % PLANNED == 0:
-        return Cut(shortest, True)
-    return Cut(max(0, shortest) // PREFIX_STEP * PREFIX_STEP, False)
+        return shortest, True
+    return max(0, shortest) // PREFIX_STEP * PREFIX_STEP, False
 
 
 def on_host(lengths: Tensor) -> Callable[[], list[int]]:
@@ -228,14 +257,14 @@ def dense_fits(q: Tensor) -> bool:
 
 def attend(call: Call, k: Tensor, v: Tensor, lengths: Tensor, cut: Cut) -> None:
     """Fill `call.out` and `call.lse` of a part, whose K and V have `lengths` tokens and room for the new ones."""
-    q, tokens, past = call.q, call.q.shape[1], cut.prefix
+    q, tokens, (past, square) = call.q, call.q.shape[1], cut
     lse = call.lse
     if lse is None and call.sinks is not None:
         lse = torch.empty(q.shape[0], q.shape[2], tokens, dtype=torch.float32, device=q.device)
     prefix = dense(q, k[:, :past], v[:, :past], call.scale) if past else None
     if call.softcap:
         rest = _capped(q, k, v, _held(call, k, v, lengths), call.bound, call.scale, call.softcap, call.window)
-    elif cut.square:
+    elif square:
         own = call.new or (k[:, past : past + tokens], v[:, past : past + tokens])
         rest = dense(q, *own, call.scale, causal=True)
     else:

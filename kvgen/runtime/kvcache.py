@@ -18,7 +18,7 @@ from kvgen.format.residual import residual_rows
 from kvgen.format.window import cache_id, window_places
 from kvgen.runtime import checks
 from kvgen.runtime.module import Module
-from kvgen.runtime.sequences import CallOrder, Sequences
+from kvgen.runtime.sequences import Sequences
 
 if TYPE_CHECKING:
     from kvgen.format.layout import PackedLayout
@@ -101,16 +101,6 @@ class KVCache:
     @bound.setter
     def bound(self, tokens: int) -> None:
         self.sequences.bound = tokens
-
-    @property
-    def call_order(self) -> CallOrder:
-        """The order of calls over these sequences."""
-        return self.sequences.call_order
-
-    @property
-    def workspaces(self) -> dict[str, Tensor]:
-        """Workspaces of kernels for these sequences: one for all caches that have them."""
-        return self.sequences.workspaces
 
     def advance(self, tokens: int | Tensor | Sequence[int]) -> None:
         """The end of a step over a plan: lengths advance by `tokens`, once for all caches that share them (`Sequences.advance`)."""
@@ -207,7 +197,7 @@ def new_cache(
         sequences = Sequences(lengths, table, batch, max_len, module, spec.cache.rollback)
     cache = _tensors(spec, layout, rows, blocks, sequences)
     if cache.gpu is not None:
-        cache.call_order.follow(cache.gpu)  # other streams wait for the lengths and the workspace to be zero
+        sequences.call_order.follow(cache.gpu)  # other streams wait for the lengths and the workspace to be zero
     return cache
 
 

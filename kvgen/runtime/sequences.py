@@ -232,20 +232,13 @@ class Sequences:
 
         Raises CacheMismatch where the host knows that a length would exceed `max_len`, TypeError or ValueError on wrong numbers.
         """
-        counts: Tensor | None = None
-        number, uniform = 0, True
-        if checks.is_whole(tokens):
-            number = most = checks.whole("tokens", tokens, 0)
-        elif tokens is None:
-            raise TypeError("tokens must be a number, or numbers for each sequence, not None")
-        else:
-            counts, most, uniform = checks.lengths("tokens", tokens, self.batch, self.max_len, "max_len", self.lengths.device)
+        counts, number, known = checks.change(tokens, self.batch, self.max_len, "max_len", self.lengths.device)
         with self.in_order():
             self.check()
-            bound = self.max_len if tokens is counts else self.after(most, counts)  # of numbers on a GPU, the host knows nothing
+            bound = self.max_len if known is None else self.after(max(known), counts)
             self.module.advance(self.lengths, counts, number, self.max_len, self.overflow.address)
             empty = counts is None and self.uniform and self.bound == 0 and not self.captured  # these stay empty
-            self.appended(0 if empty else bound, uniform=uniform)
+            self.appended(0 if empty else bound, uniform=known is not None and len(set(known)) == 1)
 
     def crop(self, tokens: int | Tensor | Sequence[int]) -> None:
         """Take back the newest tokens of the sequences: those that speculative decoding rejected, for example.
@@ -261,22 +254,13 @@ class Sequences:
         """
         if self.least is None:
             raise ValueError("this cache cannot be cropped: its spec has no cache.rollback, the most tokens that may be taken back")
-        counts: Tensor | None = None
-        number, fewest, uniform = 0, 0, True
-        if checks.is_whole(tokens):
-            number = fewest = checks.whole("tokens", tokens, 0)
-            if number > self.rollback:
-                raise ValueError(f"tokens ({number}) must be at most {self.rollback}, cache.rollback of the spec")
-        elif isinstance(tokens, Tensor) and tokens.device.type != "cpu":
-            counts, uniform = tokens, False
-            checks.tensor("tokens", tokens, (self.batch,), torch.int32, self.lengths.device)
-        else:
-            host = checks.counts("tokens", tokens, self.batch, self.rollback, "cache.rollback of the spec")
-            counts, fewest, uniform = torch.tensor(host, dtype=torch.int32, device=self.lengths.device), min(host), len(set(host)) == 1
+        meaning = "cache.rollback of the spec"
+        counts, number, known = checks.change(tokens, self.batch, self.rollback, meaning, self.lengths.device, most=self.rollback)
+        fewest = 0 if known is None else min(known)
         with self.in_order():
             self.check()
             self.module.crop(self.lengths, self.least, counts, number, self.rollback, self.cropped.address)
-            self.appended(max(0, self.bound - fewest), uniform=uniform)
+            self.appended(max(0, self.bound - fewest), uniform=known is not None and len(set(known)) == 1)
 
     def reset(self, rows: Sequence[int] | Tensor) -> None:
         """Forget every token of some sequences; their memory is kept. `rows`: numbers below `batch`, on the host or the device (int32 or
@@ -285,17 +269,15 @@ class Sequences:
         That an earlier step had no room is still raised, as it may have been another sequence; not after a reset of all sequences by
         numbers on the host, which is `clear`. Raises TypeError or ValueError on wrong numbers.
         """
-        checks.eager()
-        rows = checks.sequence_numbers("rows", rows, self.batch)
-        if rows.device.type == "cpu" and set(rows.tolist()) == set(range(self.batch)):
+        index, known = checks.numbers("rows", rows, None, self.batch - 1, "sequences", self.lengths.device, torch.int64)
+        if known is not None and set(known) == set(range(self.batch)):
             self.clear()
             return
         with self.in_order():
-            rows = rows.to(self.lengths.device, torch.int64)
             for tensor in (self.lengths, self.least):
                 if tensor is not None:
-                    tensor.index_fill_(0, rows, 0)
-            self.uniform = self.uniform and not len(rows)
+                    tensor.index_fill_(0, index, 0)
+            self.uniform = self.uniform and not len(index)
             self._changed(self.capturing)
 
     def reorder(self, index: Sequence[int] | Tensor) -> None:
@@ -311,17 +293,16 @@ class Sequences:
                 "a paged cache cannot be reordered: lengths and the tokens outside of pages belong to the row. Fill the sequences anew, or "
                 "use a contiguous format"
             )
-        index = checks.sequence_numbers("index", index, self.batch, self.batch)
+        source, _ = checks.numbers("index", index, self.batch, self.batch - 1, "sequences", self.lengths.device, torch.int64)
         with self.in_order():
             self.check()
-            index = index.to(self.lengths.device, torch.int64)
             capturing = self.capturing
             longest = self.max_len if capturing else self.longest  # a graph may be replayed after further tokens
             for layer in self._distinct_layers():
-                layer.copy_rows(index, longest)
+                layer.copy_rows(source, longest)
             for tensor in (self.lengths, self.least):
                 if tensor is not None:
-                    tensor.copy_(tensor[index])
+                    tensor.copy_(tensor[source])
             self._changed(capturing)
 
     def clear(self) -> None:

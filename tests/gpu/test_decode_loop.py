@@ -12,7 +12,7 @@ import torch
 
 pytest.importorskip("transformers")
 
-from kvgen.api.fetch import FallbackWarning
+from kvgen.api import FallbackWarning
 from kvgen.integrations.transformers import DecodeLoop, KvgenCache
 from tests.support.models import model_of, random_ids
 
@@ -84,15 +84,6 @@ def test_sequences_come_and_go_while_one_graph_is_replayed(model: Any, compiled:
     assert sorted(cache.lengths.tolist()) == sorted([7 + 47, 130 + 5])
     for name, tokens in found.items():
         assert_likeliest(model, prompts[name], tokens)
-
-
-def test_steps_of_equal_lengths_have_a_static_schedule(model: Any) -> None:
-    prompts = random_ids(2, 30)
-    loop = DecodeLoop(model, cache_of(model, 2), uniform=True, bound=64)
-    places = [loop.add(prompt) for prompt in prompts]
-    tokens = torch.cat([loop.tokens[None].clone(), loop.run(20)]).cpu()
-    for place, prompt in zip(places, prompts, strict=True):
-        assert_likeliest(model, prompt, tokens[:, place].tolist())
 
 
 def test_a_loop_runs_on_another_gpu_than_the_current_one(model: Any) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import GenerationMixin
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from kvgen.api.fetch import get_kernel
+from kvgen.api import get_kernel
 from kvgen.integrations.transformers.passes import LayerGroup, Passes, States
 from kvgen.spec import KernelSpec, layers
 from kvgen.spec.layers import Format

@@ -37,16 +37,13 @@ class DecodeLoop:
         *,
         choose: Choose = greedy,
         compile: bool | Mapping[str, Any] = False,  # noqa: A002
-        uniform: bool = False,
         bound: int | None = None,
         chunk: int | None = None,
     ) -> None:
         """Capture a step of `model` over an empty cache of its configuration.
 
         `compile` runs the model through `torch.compile(fullgraph=True)`, with its options where it is a mapping; prompts run as they are.
-        `uniform` promises that no place is free whenever `step` is called, and that all sequences have one length: such steps have a
-        static schedule. `bound` is what no length exceeds (see `Kernel.plan`). Prompts are prefilled `chunk` tokens at a time, all at once
-        by default.
+        `bound` is what no length exceeds (see `Kernel.plan`). Prompts are prefilled `chunk` tokens at a time, all at once by default.
 
         Raises ValueError for a cache that is not empty or on another device than the model.
         """
@@ -62,11 +59,9 @@ class DecodeLoop:
         options = compile if isinstance(compile, Mapping) else {}
         self._forward = model.forward if compile is False else torch.compile(model.forward, fullgraph=True, **options)
         self._free = list(range(cache.batch))[::-1]
-        self._extra = {"cache_position": torch.zeros(1, dtype=torch.int64, device=cache.device)} if _positioned(model) else {}
-        self._uniform = uniform or cache.batch == 1
-        self._unproven = self._uniform
-        """Whether places were taken or freed since the last step that checked the promise."""
-        self._bound = bound
+        positioned = "cache_position" in signature(model.forward).parameters  # the first releases of transformers 5 make it of one length
+        self._extra = {"cache_position": torch.zeros(1, dtype=torch.int64, device=cache.device)} if positioned else {}
+        self._promise = {"uniform": True if cache.batch == 1 else None, "bound": bound}
         self._graph = self._captured()
 
     @property
@@ -81,20 +76,24 @@ class DecodeLoop:
 
         Raises ValueError if none is free, or on a wrong prompt, CacheMismatch for a prompt that is longer than the cache.
         """
-        ids = self._ids(prompt)
+        ids = torch.as_tensor(prompt, device=self.cache.device)
+        if not ids.numel() or ids.dtype not in (torch.int64, torch.int32) or ids.numel() != ids.shape[-1]:
+            raise ValueError(f"a prompt is one sequence of one or more token ids, not {ids.dtype} {list(ids.shape)}")
         if not self.free:
             raise ValueError("no place is free: remove a sequence first")
         place = self._free[-1]
         row = self.cache.row(place)
         if row.get_seq_length():
             raise ValueError(f"place {place} holds {row.get_seq_length()} tokens that the loop did not add: take them, or reset the cache")
+        logits = torch.empty(0)
         try:
-            self.tokens[place] = self._chosen(self._prefill(ids, row))[0]
+            for part in torch.split(ids.reshape(1, -1).long(), self._chunk or ids.numel(), dim=1):
+                logits = self._model(part, **row.argument, use_cache=True, logits_to_keep=1).logits[:, -1]
+            self.tokens[place] = self._chosen(logits)[0]
         except BaseException:
             self.cache.reset_rows([place])
             raise
         self._free.pop()
-        self._unproven = self._uniform
         return place
 
     def take(self, newest: Tensor) -> None:
@@ -112,7 +111,6 @@ class DecodeLoop:
         self.tokens.copy_(newest)
         self._free.clear()
         self.cache.passes.one_by_one()
-        self._unproven = self._uniform
 
     def remove(self, place: int) -> None:
         """Free a place. Raises ValueError if it is free."""
@@ -122,19 +120,15 @@ class DecodeLoop:
         self.cache.reset_rows([place])
         self.tokens[place] = -1
         self._free.append(place)
-        self._unproven = self._uniform
 
     def step(self) -> Tensor:
-        """Decode one token of every sequence; `tokens`, which the next step overwrites. The host does not wait, but for the first step
-        after a change of places where `uniform` is promised.
+        """Decode one token of every sequence; `tokens`, which the next step overwrites. The host does not wait.
 
-        Raises ValueError if all places are free, and where `uniform` was promised in vain, CacheMismatch, which names the place, if this
-        step (on a GPU an earlier one) had no room for a sequence: it keeps its length until it is removed.
+        Raises ValueError if all places are free, CacheMismatch, which names the place, if this step (on a GPU an earlier one) had no room
+        for a sequence: it keeps its length until it is removed.
         """
         if self.free == self.cache.batch:
             raise ValueError("all places are free: add a prompt first")
-        if self._unproven:
-            self._check_uniform()
         try:
             self.cache.check()
             if self._graph is None:
@@ -142,9 +136,16 @@ class DecodeLoop:
             else:
                 self._graph.replay()
         except CacheMismatch as error:
-            if full := self._full():
-                raise CacheMismatch(_no_room(full, self.cache.max_len)) from error
-            raise
+            lengths, max_len = self.cache.lengths.tolist(), self.cache.max_len  # waits for the device, which knows the lengths
+            full = [str(place) for place, length in enumerate(lengths) if length >= max_len and place not in self._free]
+            if not full:
+                raise
+            places = f"place {full[0]} is" if len(full) == 1 else f"places {', '.join(full)} are"
+            removed = ", ".join(f"remove({place})" for place in full)
+            raise CacheMismatch(
+                f"{places} full: {max_len} tokens, the cache's max_len, and a step found no room for another. A token that was chosen "
+                f"there without room means nothing. Call {removed} to go on with the others, or make the cache with a larger max_len"
+            ) from error
         return self.tokens
 
     def run(self, steps: int, out: Tensor | None = None) -> Tensor:
@@ -163,31 +164,11 @@ class DecodeLoop:
             row.copy_(self.step())
         return found
 
-    def _ids(self, prompt: Tensor | Sequence[int]) -> Tensor:
-        """A prompt as int64 [1, tokens]. Raises ValueError for anything but one sequence of token ids."""
-        ids = torch.as_tensor(prompt, device=self.cache.device)
-        if not ids.numel():
-            raise ValueError("a prompt has at least one token")
-        if ids.dtype not in (torch.int64, torch.int32) or ids.numel() != ids.shape[-1]:
-            raise ValueError(f"a prompt is one sequence of token ids, not {ids.dtype} {list(ids.shape)}: add several one after the other")
-        return ids.reshape(1, -1).long()
-
     def _follow_reset(self) -> None:
         """Free every place once the cache was reset: no sequence is left."""
         if self.cache.passes.positions is not None and len(self._free) < self.cache.batch:
             self._free = list(range(self.cache.batch))[::-1]
             self.tokens.fill_(-1)
-
-    def _full(self) -> list[int]:
-        """Places whose sequences have no room for another token; waits for the device, which knows the lengths."""
-        lengths = self.cache.lengths.tolist()
-        return [place for place, length in enumerate(lengths) if length >= self.cache.max_len and place not in self._free]
-
-    def _check_uniform(self) -> None:
-        """Raises ValueError where a static schedule would attend to wrong tokens; waits for the device, which knows the lengths."""
-        if self._free or len(set(self.cache.lengths.tolist())) > 1:
-            raise ValueError("uniform=True promises that no place is free and that all sequences have one length, and they do not")
-        self._unproven = False
 
     def _chosen(self, logits: Tensor) -> Tensor:
         """The caller's choice. Raises ValueError unless it is one token for each row of the logits."""
@@ -198,20 +179,13 @@ class DecodeLoop:
             )
         return tokens
 
-    def _prefill(self, ids: Tensor, row: KvgenCache) -> Tensor:
-        """Logits after the last token of a prompt, [1, vocabulary]."""
-        logits = torch.empty(0)
-        for part in torch.split(ids, self._chunk or ids.shape[1], dim=1):
-            logits = self._model(part, **row.argument, use_cache=True, logits_to_keep=1).logits[:, -1]
-        return logits
-
     @torch.no_grad()
     def _step(self) -> None:
         """One decode step, all of it on the device: tokens and lengths are read and written in place."""
         taken = self.tokens >= 0
         positions = self.cache.lengths.long().unsqueeze(1)
         ids = self.tokens.clamp(min=0).unsqueeze(1)
-        with self.cache.passes.promised(uniform=self._uniform or None, bound=self._bound):
+        with self.cache.passes.promised(**self._promise):
             out = self._forward(input_ids=ids, position_ids=positions, **self.cache.argument, use_cache=True, **self._extra)
         self.tokens.copy_(torch.where(taken, self._chosen(out.logits[:, -1]), -1))
 
@@ -232,17 +206,3 @@ class DecodeLoop:
             self._step()
         self.cache.reset()
         return graph
-
-
-def _no_room(full: Sequence[int], max_len: int) -> str:
-    places = f"place {full[0]} is" if len(full) == 1 else f"places {', '.join(map(str, full))} are"
-    return (
-        f"{places} full: {max_len} tokens, the cache's max_len, and a step found no room for another. A token that was chosen there "
-        f"without room means nothing. Call {', '.join(f'remove({place})' for place in full)} to go on with the others, or make the "
-        "cache with a larger max_len"
-    )
-
-
-def _positioned(model: Any) -> bool:
-    """Whether the model asks for `cache_position`, which the first releases of transformers 5 make of the cache's common length."""
-    return "cache_position" in signature(model.forward).parameters

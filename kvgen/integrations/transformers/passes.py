@@ -67,9 +67,9 @@ class Passes:
         self._promised: dict[str, int | bool | None] = {}
 
     @contextmanager
-    def promised(self, *, uniform: bool | None, bound: int | None) -> Iterator[None]:
+    def promised(self, **promised: int | bool | None) -> Iterator[None]:
         """What `Kernel.plan` is told of the steps within."""
-        self._promised = {"uniform": uniform, "bound": bound}
+        self._promised = promised
         try:
             yield
         finally:

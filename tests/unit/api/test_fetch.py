@@ -16,7 +16,8 @@ import pytest
 import torch
 
 import kvgen
-from kvgen.api import fetch, verify
+from kvgen import api
+from kvgen.api import verify
 from kvgen.errors import CheckError, CompileError, ToolchainMissing, UnsupportedError
 from kvgen.lower import backend as backends
 from kvgen.measure.worker import Worker
@@ -85,7 +86,7 @@ def test_new_entries_are_seen_after_forget(places, spec, naive_backend):
     with pytest.warns(kvgen.FallbackWarning):
         assert kvgen.get_kernel(spec).entry is None
     Store(places).put(naive_entry(spec))
-    fetch.forget()
+    api.forget()
     assert kvgen.get_kernel(spec).entry is not None
 
 
@@ -173,7 +174,7 @@ def test_a_launch_that_does_not_compile_is_an_error(places, spec, tmp_path, monk
     broken = replace(entry)
     broken.__dict__["sources"] = tuple(replace(source, text="#error no\n") for source in entry.sources)
     selection = Selection(broken, "exact", ())
-    monkeypatch.setattr(fetch, "select", lambda *_: selection)
+    monkeypatch.setattr(api, "select", lambda *_: selection)
     monkeypatch.setenv("KVGEN_CACHE_DIR", str(tmp_path / "empty"))
     with pytest.raises(CompileError, match="failed with exit status"):
         kvgen.get_kernel(spec)
@@ -223,7 +224,7 @@ def test_a_module_is_verified_once_by_its_bytes(places, spec, naive_backend, tmp
     monkeypatch.setattr(Worker, "run", lambda worker, job, *rest: jobs.append(job) or real(worker, job, *rest))
 
     def fetched():
-        fetch.forget()
+        api.forget()
         with pytest.warns(kvgen.FallbackWarning):
             kvgen.get_kernel(spec)
         return len(jobs)
@@ -261,7 +262,7 @@ def test_fetching_imports_no_tuner(registered, spec):
 def test_threads_that_ask_at_once_get_one_kernel(registered, spec, monkeypatch):
     """Fetched once, and none of them warns twice."""
     fetched = []
-    real = fetch._fetch
+    real = api._fetch
     together = threading.Barrier(16)
 
     def slow(asked):
@@ -269,8 +270,8 @@ def test_threads_that_ask_at_once_get_one_kernel(registered, spec, monkeypatch):
         time.sleep(0.05)
         return real(asked)
 
-    monkeypatch.setattr(fetch, "_fetch", slow)
-    fetch.forget()
+    monkeypatch.setattr(api, "_fetch", slow)
+    api.forget()
     kernels = []
 
     def ask():
@@ -288,15 +289,15 @@ def test_threads_that_ask_at_once_get_one_kernel(registered, spec, monkeypatch):
 
 
 def test_a_fetch_that_began_before_a_build_ended_is_not_kept(registered, spec, monkeypatch):
-    real = fetch._fetch
+    real = api._fetch
 
     def overtaken(asked):
         found = real(asked)
-        fetch.forget()  # as a build does that registers its winner meanwhile
+        api.forget()  # as a build does that registers its winner meanwhile
         return found
 
-    fetch.forget()
-    monkeypatch.setattr(fetch, "_fetch", overtaken)
+    api.forget()
+    monkeypatch.setattr(api, "_fetch", overtaken)
     old = kvgen.get_kernel(spec)
-    monkeypatch.setattr(fetch, "_fetch", real)
+    monkeypatch.setattr(api, "_fetch", real)
     assert kvgen.get_kernel(spec) is not old

@@ -74,7 +74,7 @@ def test_launches_share_a_cache_and_are_chosen_by_length(places, spec):
         module = variant.executable.module = copy(variant.module)
         module.attend = lambda *args, _real=module.attend, _name=name: (called.append(_name), _real(*args))[1]
     cache = kernel.new_cache(BATCH, 4096)
-    assert len(cache.workspaces) == 2
+    assert len(cache.sequences.workspaces) == 2
     k, v = _tensors(spec, 1500), _tensors(spec, 1500, seed=1)
     q = _tensors(spec, 1, spec.attention.q_heads, seed=2)
     kernel.prefill(cache, k[:, :40], v[:, :40])
@@ -140,7 +140,7 @@ def test_launches_of_two_back_ends_take_turns_over_one_cache(places, spec):
     assert [kernel.launch(work).backend for work in (short, long)] == ["cuda", "tilelang"]
     assert kernel.launch(Workload(batch=2, kv_len=500)).backend == "tilelang"
     cache = kernel.new_cache(BATCH, 128)
-    first, second = cache.workspaces.values()
+    first, second = cache.sequences.workspaces.values()
     assert first.data_ptr() != second.data_ptr()
     k, v = _tensors(spec, TOKENS), _tensors(spec, TOKENS, seed=1)
     kernel.prefill(cache, k[:, :25], v[:, :25])
@@ -149,7 +149,7 @@ def test_launches_of_two_back_ends_take_turns_over_one_cache(places, spec):
         out = kernel.variant(long if step % 2 else short).decode(q, k[:, step : step + 1], v[:, step : step + 1], cache)
         expected = _expected(q, k[:, : step + 1], v[:, : step + 1], spec.attention.group)[0]
         torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
-    assert len(cache.workspaces) == 2
+    assert len(cache.sequences.workspaces) == 2
 
 
 def test_threads(filled):

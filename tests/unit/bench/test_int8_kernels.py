@@ -42,7 +42,7 @@ def test_entrants_are_verified_timed_printed_and_written(
 def test_errors_are_the_papers_and_a_shape_that_does_not_fit_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     policy, told = TimingPolicy(seconds=0.002, warmup_seconds=0.0, samples=5, cold_bytes=1 << 18), list[str]()
     _, (errors,) = int8_kernels.run([entrant("naive")], [MatrixShape(tokens=64, channels=96)], policy, 1)
-    assert 0.003 < errors["max_abs"] < int8_kernels.PAPER_MAX_ABS_ERROR
+    assert 0.003 < errors["max_abs"] < 0.00394
     monkeypatch.setattr(int8_kernels, "free_bytes", lambda device: 1 << 20)
     shapes: Any = [MatrixShape(tokens=1024, channels=1024)]
     assert int8_kernels.run([entrant("naive")], shapes, policy, 1, told.append) == ([], [])

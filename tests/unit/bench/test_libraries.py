@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from kvgen.bench.libraries import Codes, FlashInfer, OnnxGqa, TorchSdpa, providers
-from kvgen.bench.provider import Case
+from kvgen.bench.run import Case
 from kvgen.errors import ToolchainMissing, UnsupportedError
 from kvgen.measure.measurement import TimingPolicy
 from tests.support.tuning import tiny_spec
@@ -23,7 +23,7 @@ LENGTH = 100
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvgen.bench.provider.cold_bytes", lambda _: 1)
+    monkeypatch.setattr("kvgen.bench.run.cold_bytes", lambda _: 1)
 
 
 def case(q_len: int = 1, dtype: str = "float32", **attention: object) -> Case:

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from kvgen.bench import run
-from kvgen.bench.provider import Case, Entrant
-from kvgen.bench.run import compare, frame, write_csv
+from kvgen.bench.run import Case, Entrant, compare, frame, write_csv
 from kvgen.errors import HostError, ToolchainMissing, UnsupportedError
 from kvgen.measure.inputs import NoRoom
 from kvgen.measure.measurement import TimingPolicy

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvgen.api.fetch import FallbackWarning
+from kvgen.api import FallbackWarning
 
 
 @pytest.fixture

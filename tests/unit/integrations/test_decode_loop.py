@@ -136,18 +136,3 @@ def test_a_reset_of_the_cache_frees_all_places(model: Any, cache_of: CacheOf) ->
     served.add("a", prompt)
     served.run(3)
     assert served.found["a"] == alone(model, prompt, 4)
-
-
-def test_a_uniform_loop_checks_its_promise(model: Any, cache_of: CacheOf) -> None:
-    loop = DecodeLoop(model, cache_of(model, EXACT, 2), uniform=True)
-    loop.add([5, 6])
-    for prompt in ([5, 6, 7], [7, 8]):
-        with pytest.raises(ValueError, match="uniform=True promises that no place is free and that all sequences have one length"):
-            loop.step()
-        place = loop.add(prompt)
-        if len(prompt) == 3:
-            with pytest.raises(ValueError, match="uniform=True promises"):
-                loop.step()
-            loop.remove(place)
-    loop.run(2)
-    assert loop.cache.lengths.tolist() == [4, 4]

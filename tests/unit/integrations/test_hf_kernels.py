@@ -111,19 +111,17 @@ def test_an_export_is_renewed_and_nothing_else_is_overwritten(tmp_path: Path):
     folder = tmp_path / "k"
     exported(folder, "sm90")
     assert len(exported(folder, "cpu", version=3).variants) == 2
-    readme = (folder / "README.md").read_text()
-    assert "- sm90: " in readme
-    assert "version=3" in readme
+    assert "version=3" in (folder / "README.md").read_text()
     (folder / "notes.txt").write_text("mine")
     assert exported(folder, "sm90", "sm80").builds[1]["name"] == "sm80"
     assert (folder / "notes.txt").read_text() == "mine"
-    with pytest.raises(KvgenError, match="holds the kernel kv4 of format .*, not other"):
+    with pytest.raises(KvgenError, match="holds something else than .*: other, "):
         exported(folder, "sm90", name="other")
-    with pytest.raises(KvgenError, match="of format"):
+    with pytest.raises(KvgenError, match="holds something else than"):
         export_kernel(kv4_spec(key={"bits": 8}), ["sm90"], folder, name="kv4")
     (other := tmp_path / "other").mkdir()
     (other / "README.md").write_text("# mine\n")
-    with pytest.raises(KvgenError, match="has other contents"):
+    with pytest.raises(KvgenError, match="holds something else than"):
         exported(other, "sm90")
     with pytest.raises(KvgenError, match="cannot be the name of a kernel"):
         exported(tmp_path / "new", "sm90", name="4bit")

@@ -220,9 +220,9 @@ def test_copies_of_a_cache(variant: Variant) -> None:
     cache, q = filled(variant, 40), tokens(1, heads=4)
     expected = variant.attend(q, cache)
     deep, read, shallow = copy.deepcopy(cache), pickle.loads(pickle.dumps(cache)), copy.copy(cache)
-    assert shallow.call_order is cache.call_order
+    assert shallow.sequences.call_order is cache.sequences.call_order
     for other in (deep, read):
-        assert other.call_order is not cache.call_order
+        assert other.sequences.call_order is not cache.sequences.call_order
         assert torch.equal(variant.attend(q, other), expected)
     variant.decode(q, tokens(1), tokens(1), deep)
     assert cache.lengths.tolist() == [40, 40]
