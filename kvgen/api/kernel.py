@@ -1,11 +1,9 @@
-"""Kernels as a program gets them: compiled launches of an entry, called on torch tensors."""
+"""The kernel of attention as a program gets it: compiled launches of an entry, called on torch tensors."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -15,13 +13,10 @@ from kvgen.registry.entry import Entry, Launch
 from kvgen.registry.select import Selection, require_compiled
 from kvgen.runtime import checks
 from kvgen.runtime.calls import Calls, Variant
-from kvgen.runtime.module import Functions, load
-from kvgen.spec import KernelSpec, MatrixShape, MatrixSpec, Workload
+from kvgen.runtime.module import load, set_threads
+from kvgen.spec import KernelSpec, Workload
 from kvgen.spec.dispatch import Dispatch
-from kvgen.spec.workloads import coordinates_of, matrix_coordinates, mean_length, nearest, parse
-
-if TYPE_CHECKING:
-    from kvgen.runtime.matrix import MatrixVariant
+from kvgen.spec.workloads import mean_length, parse
 
 
 class Kernel(Calls):
@@ -84,7 +79,7 @@ class Kernel(Calls):
 
         Raises ValueError out of range and for other kernels, TypeError if it is not an integer.
         """
-        _set_threads(self.target, (launch.module for launch in self._distinct), count)
+        set_threads(self.target, (launch.module for launch in self._distinct), count)
 
     def _device(self, device: torch.device | str | None) -> torch.device:
         """Where a new cache lies, which must be of the kernel's kind; by default the CPU or the current GPU."""
@@ -92,71 +87,3 @@ class Kernel(Calls):
         if (where.type == "cpu") != (self.target == "cpu"):
             raise ValueError(f"this kernel is for {self.target}, and its caches cannot be on {where}")
         return where
-
-
-class MatrixKernel:
-    """Quantizes matrices [tokens, channels] to int8 with a float32 scale per channel, and reads them back.
-
-    A call takes the launch that was tuned for the shape nearest to its own. Matrices are as `MatrixVariant` says; scales, codes and outputs
-    are allocated where they are not given. Calls run on the current stream of the tensors' device.
-    """
-
-    def __init__(
-        self, spec: MatrixSpec, target: Target, selection: Selection, launches: Sequence[tuple[MatrixShape, MatrixVariant]]
-    ) -> None:
-        self.spec, self.target, self.selection = spec, target, selection
-        self._variants = [variant for _, variant in launches]
-        self._tuned = [coordinates_of(shape) for shape, _ in launches]
-
-    @classmethod
-    def of(cls, spec: MatrixSpec, entry: Entry, selection: Selection, modules: Sequence[Path]) -> MatrixKernel:
-        """The kernel of an entry whose compiled launches lie at these paths, in order. Raises KvgenError where one cannot be loaded."""
-        from kvgen.runtime.matrix import load_matrix  # no kernel of attention needs it
-
-        variants = [load_matrix(spec, path) for _, path in zip(entry.launches, modules, strict=True)]
-        launches = [(shape, variants[entry.launches.index(launch)]) for shape, launch in entry.tuned if isinstance(shape, MatrixShape)]
-        return cls(spec, entry.arch, selection, launches)
-
-    @property
-    def entry(self) -> Entry | None:
-        """The registry's entry that this kernel comes from; None if it is a back end's default."""
-        return self.selection.entry
-
-    def __repr__(self) -> str:
-        return f"<MatrixKernel {self.spec.name} for {self.target}: {self.selection.how}>"
-
-    def variant(self, tokens: int, channels: int) -> MatrixVariant:
-        """The compiled launch that a call of this shape takes."""
-        if tokens < 1 or channels < 1 or len(self._variants) == 1:
-            return self._variants[0]
-        return self._variants[nearest(self._tuned, matrix_coordinates(tokens, channels))]
-
-    def scales(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """See `MatrixVariant.scales`."""
-        return self._for(x).scales(x, out)
-
-    def quantize(
-        self, x: torch.Tensor, scales: torch.Tensor | None = None, codes: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `MatrixVariant.quantize`."""
-        return self._for(x).quantize(x, scales, codes)
-
-    def dequantize(self, codes: torch.Tensor, scales: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """See `MatrixVariant.dequantize`."""
-        return self._for(codes).dequantize(codes, scales, out)
-
-    def set_threads(self, count: int) -> None:
-        """Threads of the following calls, for CPU kernels. Raises ValueError out of range and for GPU kernels, TypeError for no integer."""
-        _set_threads(self.target, (variant.module for variant in self._variants), count)
-
-    def _for(self, x: torch.Tensor) -> MatrixVariant:
-        return self.variant(*x.shape) if isinstance(x, torch.Tensor) and x.ndim == 2 else self._variants[0]  # which says what is wrong
-
-
-def _set_threads(target: Target, modules: Iterable[Functions], count: int) -> None:
-    if target != "cpu":
-        raise ValueError(f"set_threads({count}): threads belong to CPU kernels, and this one is for {target}")
-    count = checks.whole("threads", count, 1, os.cpu_count() or 1)
-    for module in modules:
-        if module.set_threads is not None:
-            module.set_threads(count)

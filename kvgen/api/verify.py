@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from kvgen.arch import device_type
 from kvgen.errors import CheckError, HostError, MeasureError
 from kvgen.measure.measurement import Job
-from kvgen.measure.worker import Worker
 from kvgen.registry.entry import Entry
 from kvgen.toolchain import Artifact, ArtifactCache
 from kvgen.verify import CheckPolicy
+
+if TYPE_CHECKING:
+    from kvgen.measure.worker import Worker
 
 POLICY = CheckPolicy(steps=1, repeats=2, most_tokens=4096)
 """Every call, over shorter sequences than a build's: a program waits for it."""
@@ -25,7 +29,7 @@ class Verification:
     """
 
     def __init__(self, entry: Entry) -> None:
-        self._entry, self._cache, self._worker = entry, ArtifactCache(), Worker()
+        self._entry, self._cache = entry, ArtifactCache()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="verify")
         self._pending: list[Future[None]] = []
 
@@ -34,11 +38,19 @@ class Verification:
 
     def __exit__(self, *_: object) -> None:
         self._thread.shutdown(wait=True, cancel_futures=True)
-        self._worker.close()
+        if "_worker" in self.__dict__:
+            self._worker.close()
+
+    @cached_property
+    def _worker(self) -> Worker:
+        """The process; most fetches find that everything has passed, and need none."""
+        from kvgen.measure.worker import Worker
+
+        return Worker()
 
     def start(self) -> None:
         """Start the worker process, which imports torch while the first module is compiled. The first job says if it cannot."""
-        self._thread.submit(self._worker.start, device_type(self._entry.arch))
+        self._thread.submit(lambda: self._worker.start(device_type(self._entry.arch)))
 
     def add(self, index: int, artifact: Artifact) -> None:
         """Verify the module of a launch, unless it has passed. Raises as `finish` does where an earlier one has failed meanwhile."""

@@ -17,7 +17,7 @@ import torch
 
 from kvgen._machine import cores
 from kvgen.api import get_matrix_kernel
-from kvgen.api.kernel import MatrixKernel
+from kvgen.api.matrix import MatrixKernel
 from kvgen.arch import Target, device_type
 from kvgen.bench.run import Record, Series, take_turns
 from kvgen.errors import UnsupportedError
@@ -136,7 +136,7 @@ def _at_shape(
     first = entrants[0].variant("quantize", shape)
     inputs = MatrixInputs(MatrixVariant(spec, first.module), shape, device, policy.cold_bytes)
     for entrant in entrants:
-        for variant in {id(v): v for v in (entrant.variant(call, shape) for call in CALLS)}.values():
+        for variant in {v.module.path: v for v in (entrant.variant(call, shape) for call in CALLS)}.values():
             MatrixWorkloadCheck(variant, shape.key, inputs.matrices[0], inputs.codes[0], inputs.outs[0]).run()
     of_shape = errors(inputs.matrices[0], first.dequantize(inputs.codes[0], inputs.scales[0], inputs.outs[0]))
     rooflines = read_roofline(target)

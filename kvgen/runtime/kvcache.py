@@ -103,30 +103,103 @@ class KVCache:
         self.sequences.bound = tokens
 
     def advance(self, tokens: int | Tensor | Sequence[int]) -> None:
-        """The end of a step over a plan: lengths advance by `tokens`, once for all caches that share them (`Sequences.advance`)."""
-        self.sequences.advance(tokens)
+        """Add tokens to the lengths: the end of a step over a plan, or of `prefill(advance=False)` in every layer.
+
+        A number is added to every sequence that has tokens; a sequence without any takes no part in a step. Numbers for each sequence
+        (int32 [batch] on the device, or on the host) are added as they are. A sequence that has no room keeps its length.
+
+        Raises CacheMismatch where the host knows that a length would exceed `max_len`, TypeError or ValueError on wrong numbers.
+        """
+        s = self.sequences
+        counts, number, known = checks.change(tokens, s.batch, s.max_len, "max_len", s.lengths.device)
+        with s.in_order():
+            s.check()
+            bound = s.max_len if known is None else s.after(max(known), counts)
+            s.module.advance(s.lengths, counts, number, s.max_len, s.overflow.address)
+            empty = counts is None and s.uniform and s.bound == 0 and not s.captured  # these stay empty
+            s.appended(0 if empty else bound, uniform=known is not None and len(set(known)) == 1)
 
     def crop(self, tokens: int | Tensor | Sequence[int]) -> None:
-        """Take back the newest tokens of the sequences, of all caches that share them: rejected drafts, for example (`Sequences.crop`)."""
-        self.sequences.crop(tokens)
+        """Take back the newest tokens of the sequences: those that speculative decoding rejected, for example.
+
+        A number is taken from every sequence that has tokens; numbers for each sequence (int32 [batch] on the device, or on the host)
+        from each its own. No sequence may become shorter than `cache.rollback` tokens below the longest that it has been since it was
+        last empty: crops without new tokens between them count together. The device checks that, so in replays of a CUDA graph it
+        holds too: a sequence that would become shorter keeps its length, and the next call over the cache raises. On the CPU `crop` itself
+        raises, and changes nothing.
+
+        Raises ValueError where the spec has no `cache.rollback`, and on numbers on the host that are beyond it; CacheMismatch where an
+        earlier crop on a GPU was; TypeError on wrong types.
+        """
+        s = self.sequences
+        if s.least is None:
+            raise ValueError("this cache cannot be cropped: its spec has no cache.rollback, the most tokens that may be taken back")
+        meaning = "cache.rollback of the spec"
+        counts, number, known = checks.change(tokens, s.batch, s.rollback, meaning, s.lengths.device, most=s.rollback)
+        fewest = 0 if known is None else min(known)
+        with s.in_order():
+            s.check()
+            s.module.crop(s.lengths, s.least, counts, number, s.rollback, s.cropped.address)
+            s.appended(max(0, s.bound - fewest), uniform=known is not None and len(set(known)) == 1)
 
     def reset(self, rows: Sequence[int] | Tensor) -> None:
-        """Forget every token of some sequences, of all caches that share them; memory is kept (`Sequences.reset`)."""
-        self.sequences.reset(rows)
+        """Forget every token of some sequences; their memory is kept. `rows`: numbers below `batch`, on the host or the device (int32 or
+        int64); those on a GPU are not checked.
+
+        That an earlier step had no room is still raised, as it may have been another sequence; not after a reset of all sequences by
+        numbers on the host, which is `clear`. Raises TypeError or ValueError on wrong numbers.
+        """
+        s = self.sequences
+        index, known = checks.numbers("rows", rows, None, s.batch - 1, "sequences", s.lengths.device, torch.int64)
+        if known is not None and set(known) == set(range(s.batch)):
+            self.clear()
+            return
+        with s.in_order():
+            for counted in s.counted:
+                counted.index_fill_(0, index, 0)
+            s.uniform = s.uniform and not len(index)
+            s.changed(s.capturing)
 
     def reorder(self, index: Sequence[int] | Tensor) -> None:
-        """Sequence b becomes a copy of sequence `index[b]`, in all caches that share them: beam search (`Sequences.reorder`)."""
-        self.sequences.reorder(index)
+        """Sequence b becomes a copy of what sequence `index[b]` was: beam search, which keeps the best continuations.
+
+        `index` are `batch` numbers below `batch`, on the host or the device (int32 or int64); those on a GPU are not checked. Every cache
+        that shares the sequences is copied, as far as its sequences reach.
+
+        Raises ValueError on wrong numbers, and for paged caches, whose pages belong to the caller.
+        """
+        s = self.sequences
+        if s.block_table is not None:
+            raise ValueError(
+                "a paged cache cannot be reordered: lengths and the tokens outside of pages belong to the row. Fill the sequences anew, or "
+                "use a contiguous format"
+            )
+        source, _ = checks.numbers("index", index, s.batch, s.batch - 1, "sequences", s.lengths.device, torch.int64)
+        with s.in_order():
+            s.check()
+            capturing = s.capturing
+            longest = s.max_len if capturing else s.longest  # a graph may be replayed after further tokens
+            for layer in s.distinct_layers():
+                blocks = layer.packed[:, :, : -(-longest // layer.block_tokens)]
+                for tensor in (blocks, layer.k_residual, layer.v_residual):
+                    tensor.copy_(tensor[source])
+            for counted in s.counted:
+                counted.copy_(counted[source])
+            s.changed(capturing)
 
     def clear(self) -> None:
-        """Forget every token; memory is kept."""
-        self.sequences.clear()
-
-    def copy_rows(self, index: Tensor, longest: int) -> None:
-        """Copy the tensors of sequence `index[b]`, int64 [batch], of at most `longest` tokens, to b; lengths are the caller's."""
-        blocks = self.packed[:, :, : -(-longest // self.block_tokens)]
-        for tensor in (blocks, self.k_residual, self.v_residual):
-            tensor.copy_(tensor[index])
+        """Forget every token of all sequences, and that the device refused a change of their lengths; memory is kept."""
+        s = self.sequences
+        with s.in_order():
+            for counted in s.counted:
+                counted.zero_()
+            capturing = s.capturing
+            if not capturing:  # a captured call forgets nothing until the graph is replayed
+                if s.whole is None:  # one sequence has the flags of all
+                    s.overflow.clear(s.gpu)
+                    s.cropped.clear(s.gpu)
+                s.bound, s.uniform = 0, not s.captured  # replays may make lengths unequal at any time
+            s.changed(capturing)
 
 
 # --- one sequence of a batch -----------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ class MatrixVariant:
         """max |x| / 127 of every channel, over all tokens."""
         checks.matrix("scales", x=x, out=out)
         out = torch.empty(x.shape[1], dtype=torch.float32, device=x.device) if out is None else out
-        self.module.scales(x, out)
+        self._serving(x).scales(x, out)
         return out
 
     def quantize(self, x: Tensor, scales: Tensor | None = None, codes: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -37,15 +37,19 @@ class MatrixVariant:
         checks.matrix("quantize", x=x, scales=scales, codes=codes)
         scales = self.scales(x) if scales is None else scales
         codes = torch.empty(x.shape, dtype=torch.int8, device=x.device) if codes is None else codes
-        self.module.quantize(x, scales, codes)
+        self._serving(x).quantize(x, scales, codes)
         return codes, scales
 
     def dequantize(self, codes: Tensor, scales: Tensor, out: Tensor | None = None) -> Tensor:
         """codes * scales, rounded to the spec's dtype."""
         checks.matrix("dequantize", codes=codes, scales=scales, out=out)
         out = torch.empty(codes.shape, dtype=self.dtype, device=codes.device) if out is None else out
-        self.module.dequantize(codes, scales, out)
+        self._serving(codes).dequantize(codes, scales, out)
         return out
+
+    def _serving(self, x: Tensor) -> MatrixModule:  # noqa: ARG002 - a kernel of several launches chooses by the shape
+        """The module that a call over a matrix of this shape takes."""
+        return self.module
 
 
 def load_matrix(spec: MatrixSpec, path: Path) -> MatrixVariant:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 import tvm_ffi
 
+from kvgen.arch import Target
 from kvgen.errors import KvgenError
+from kvgen.runtime import checks
 
 F = TypeVar("F", bound="Functions")
 
@@ -76,6 +78,19 @@ def load(path: Path) -> Module:
 def load_as(path: Path, kind: type[F]) -> F:
     """Load a compiled module of any operation. Raises as `load` does."""
     return kind(Path(path), load_library(path))
+
+
+def set_threads(target: Target, modules: Iterable[Functions], count: int) -> None:
+    """Threads of the following calls of CPU modules: at most one for each processor of the machine.
+
+    Raises ValueError out of range and for other targets, TypeError if it is not an integer.
+    """
+    if target != "cpu":
+        raise ValueError(f"set_threads({count}): threads belong to CPU kernels, and this one is for {target}")
+    count = checks.whole("threads", count, 1, os.cpu_count() or 1)
+    for module in modules:
+        if module.set_threads is not None:
+            module.set_threads(count)
 
 
 def _end_threads() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from ctypes import c_int32
 from dataclasses import dataclass, field
@@ -143,9 +143,14 @@ class Sequences:
         return self.gpu is not None and torch.cuda.is_current_stream_capturing()
 
     @property
+    def counted(self) -> list[Tensor]:
+        """The tensors that change with the lengths."""
+        return [self.lengths] if self.least is None else [self.lengths, self.least]
+
+    @property
     def shared(self) -> bool:
         """Whether several layers have these sequences."""
-        return len(self.layers) > 1 and len(self._distinct_layers()) > 1
+        return len(self.layers) > 1 and len(self.distinct_layers()) > 1
 
     @property
     def longest(self) -> int:
@@ -178,7 +183,7 @@ class Sequences:
         capturing = self.capturing
         if not capturing:
             self.bound = bound
-        self._changed(capturing)
+        self.changed(capturing)
 
     def check(self) -> None:
         """Raises CacheMismatch where the device refused an earlier change of lengths."""
@@ -194,11 +199,11 @@ class Sequences:
                 counted = counted.whole
             raise
 
-    def _distinct_layers(self) -> list[KVCache]:
+    def distinct_layers(self) -> list[KVCache]:
         """One cache of every layer: shallow copies of a cache are one layer."""
         return list({id(cache.packed): cache for cache in self.layers}.values())
 
-    def _changed(self, capturing: bool) -> None:
+    def changed(self, capturing: bool) -> None:
         """Record a change of lengths; if these are one sequence of others, for those too."""
         self.version += 1
         self.captured = self.captured or capturing
@@ -206,9 +211,7 @@ class Sequences:
             self.whole.bound = max(self.whole.bound, self.bound)
             self.whole.uniform = False
             self.whole.captured = self.whole.captured or self.captured
-            self.whole._changed(capturing)
-
-    # --- changes of lengths ----------------------------------------------------------------------------------------------
+            self.whole.changed(capturing)
 
     @contextmanager
     def in_order(self) -> Iterator[None]:
@@ -223,98 +226,3 @@ class Sequences:
         """The length of a sequence; waits for the device, behind the calls so far."""
         with self.in_order():
             return int(self.lengths[index])
-
-    def advance(self, tokens: int | Tensor | Sequence[int]) -> None:
-        """Add tokens to the lengths: the end of a step over a plan, or of `prefill(advance=False)` in every layer.
-
-        A number is added to every sequence that has tokens; a sequence without any takes no part in a step. Numbers for each sequence
-        (int32 [batch] on the device, or on the host) are added as they are. A sequence that has no room keeps its length.
-
-        Raises CacheMismatch where the host knows that a length would exceed `max_len`, TypeError or ValueError on wrong numbers.
-        """
-        counts, number, known = checks.change(tokens, self.batch, self.max_len, "max_len", self.lengths.device)
-        with self.in_order():
-            self.check()
-            bound = self.max_len if known is None else self.after(max(known), counts)
-            self.module.advance(self.lengths, counts, number, self.max_len, self.overflow.address)
-            empty = counts is None and self.uniform and self.bound == 0 and not self.captured  # these stay empty
-            self.appended(0 if empty else bound, uniform=known is not None and len(set(known)) == 1)
-
-    def crop(self, tokens: int | Tensor | Sequence[int]) -> None:
-        """Take back the newest tokens of the sequences: those that speculative decoding rejected, for example.
-
-        A number is taken from every sequence that has tokens; numbers for each sequence (int32 [batch] on the device, or on the host)
-        from each its own. No sequence may become shorter than `cache.rollback` tokens below the longest that it has been since it was
-        last empty: crops without new tokens between them count together. The device checks that, so in replays of a CUDA graph it
-        holds too: a sequence that would become shorter keeps its length, and the next call over the cache raises. On the CPU `crop` itself
-        raises, and changes nothing.
-
-        Raises ValueError where the spec has no `cache.rollback`, and on numbers on the host that are beyond it; CacheMismatch where an
-        earlier crop on a GPU was; TypeError on wrong types.
-        """
-        if self.least is None:
-            raise ValueError("this cache cannot be cropped: its spec has no cache.rollback, the most tokens that may be taken back")
-        meaning = "cache.rollback of the spec"
-        counts, number, known = checks.change(tokens, self.batch, self.rollback, meaning, self.lengths.device, most=self.rollback)
-        fewest = 0 if known is None else min(known)
-        with self.in_order():
-            self.check()
-            self.module.crop(self.lengths, self.least, counts, number, self.rollback, self.cropped.address)
-            self.appended(max(0, self.bound - fewest), uniform=known is not None and len(set(known)) == 1)
-
-    def reset(self, rows: Sequence[int] | Tensor) -> None:
-        """Forget every token of some sequences; their memory is kept. `rows`: numbers below `batch`, on the host or the device (int32 or
-        int64); those on a GPU are not checked.
-
-        That an earlier step had no room is still raised, as it may have been another sequence; not after a reset of all sequences by
-        numbers on the host, which is `clear`. Raises TypeError or ValueError on wrong numbers.
-        """
-        index, known = checks.numbers("rows", rows, None, self.batch - 1, "sequences", self.lengths.device, torch.int64)
-        if known is not None and set(known) == set(range(self.batch)):
-            self.clear()
-            return
-        with self.in_order():
-            for tensor in (self.lengths, self.least):
-                if tensor is not None:
-                    tensor.index_fill_(0, index, 0)
-            self.uniform = self.uniform and not len(index)
-            self._changed(self.capturing)
-
-    def reorder(self, index: Sequence[int] | Tensor) -> None:
-        """Sequence b becomes a copy of what sequence `index[b]` was: beam search, which keeps the best continuations.
-
-        `index` are `batch` numbers below `batch`, on the host or the device (int32 or int64); those on a GPU are not checked. Every cache
-        that shares the sequences is copied, as far as its sequences reach.
-
-        Raises ValueError on wrong numbers, and for paged caches, whose pages belong to the caller.
-        """
-        if self.block_table is not None:
-            raise ValueError(
-                "a paged cache cannot be reordered: lengths and the tokens outside of pages belong to the row. Fill the sequences anew, or "
-                "use a contiguous format"
-            )
-        source, _ = checks.numbers("index", index, self.batch, self.batch - 1, "sequences", self.lengths.device, torch.int64)
-        with self.in_order():
-            self.check()
-            capturing = self.capturing
-            longest = self.max_len if capturing else self.longest  # a graph may be replayed after further tokens
-            for layer in self._distinct_layers():
-                layer.copy_rows(source, longest)
-            for tensor in (self.lengths, self.least):
-                if tensor is not None:
-                    tensor.copy_(tensor[source])
-            self._changed(capturing)
-
-    def clear(self) -> None:
-        """Forget every token of all sequences, and that the device refused a change of their lengths; memory is kept."""
-        with self.in_order():
-            for tensor in (self.lengths, self.least):
-                if tensor is not None:
-                    tensor.zero_()
-            capturing = self.capturing
-            if not capturing:  # a captured call forgets nothing until the graph is replayed
-                if self.whole is None:  # one sequence has the flags of all
-                    self.overflow.clear(self.gpu)
-                    self.cropped.clear(self.gpu)
-                self.bound, self.uniform = 0, not self.captured  # replays may make lengths unequal at any time
-            self._changed(capturing)
