@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from kvgen.measure.worker import Worker
     from kvgen.registry.entry import Entry
     from kvgen.tune.regression.entry import Checked, Finding
 
-_WORKER = pytest.StashKey["Worker"]()
+_WORKER = pytest.StashKey[Any]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -70,39 +69,35 @@ class Registry(pytest.Collector):
         store = Store(self.path, self.name)
         try:
             every = store.all()
+            if not every:
+                raise HostError(store.without_entries())
         except HostError as error:
-            yield self._found("registry", unreachable(self.name, error).checked)
+            yield Level.from_parent(self, name="registry", find=partial(_known, unreachable(self.name, error).checked))
             return
-        if not every:
-            yield self._found("registry", unreachable(self.name, HostError(store.without_entries())).checked)
         for entry in (found.entry for found in every if found.entry is not None):
             yield EntryTests.from_parent(self, name=printable(f"{entry.spec.name}-{entry.key}"), entry=entry)
-        for problem in map(file_problem, every):
-            if problem is not None:
-                yield self._found(printable(f"{problem.key}-registry"), problem)
-
-    def _found(self, name: str, checked: Checked) -> Level:
-        """A test whose finding is already known."""
-        return Level.from_parent(self, name=name, find=lambda: checked.findings[0])
+        for problem in filter(None, map(file_problem, every)):
+            yield Level.from_parent(self, name=printable(f"{problem.key}-registry"), find=partial(_known, problem))
 
 
 class EntryTests(pytest.Collector):
     """The tests of an entry; its levels share rendered sources, modules and findings."""
 
     def __init__(self, name: str, parent: Registry, entry: Entry, **kwargs: Any) -> None:
-        from kvgen.toolchain import ArtifactCache
-        from kvgen.tune.regression.entry import EntryCheck
-
         super().__init__(name, parent, **kwargs)
-        self._check = EntryCheck(entry, ArtifactCache(), _worker(self.config))
+        self._entry = entry
 
     def collect(self) -> Iterator[pytest.Item]:
         """A test per level."""
-        from kvgen.tune.regression.entry import LEVELS
+        from kvgen.measure.worker import Worker
+        from kvgen.toolchain import ArtifactCache
+        from kvgen.tune.regression.entry import LEVELS, EntryCheck
 
+        worker = self.config.stash.setdefault(_WORKER, Worker())  # one for the whole run; it starts when it is first needed
+        check = EntryCheck(self._entry, ArtifactCache(), worker)
         for level in LEVELS:
             if level != "speed" or self.config.getoption("--kvgen-speed"):
-                yield Level.from_parent(self, name=level, find=partial(self._check.find, level))
+                yield Level.from_parent(self, name=level, find=partial(check.find, level))
 
 
 class Level(pytest.Item):
@@ -110,38 +105,32 @@ class Level(pytest.Item):
 
     def __init__(self, name: str, parent: pytest.Collector, find: Callable[[], Finding], **kwargs: Any) -> None:
         super().__init__(name, parent, **kwargs)
-        self._find = find
-        self._finding: Finding | None = None
-        self._told = ""
-        """The finding's detail for a terminal: control characters are escapes."""
+        self._find, self._failure = find, ""
 
     def setup(self) -> None:
         """Run the check. An exception here is an error of the test, not a failure."""
         from kvgen.errors import printable
-
-        self._finding = finding = self._find()
-        self._told = "\n".join(printable(line) for line in finding.detail.expandtabs().splitlines())
-        if finding.detail:
-            self.user_properties.append((finding.status, self._told))
-        if finding.environment:
-            pytest.fail(f"not checked: {self._told}", pytrace=False)
-        if finding.status == "unable":
-            pytest.skip(self._told)
-
-    def runtest(self) -> None:
-        """Fail or skip by the finding."""
         from kvgen.tune.regression.entry import FAILING
 
-        if self._finding is not None and self._finding.status in FAILING:
-            pytest.fail(f"{self._finding.status}: {self._told}", pytrace=False)
+        finding = self._find()
+        told = "\n".join(printable(line) for line in finding.detail.expandtabs().splitlines())  # control characters are escapes
+        if told:
+            self.user_properties.append((finding.status, told))
+        if finding.environment:
+            pytest.fail(f"not checked: {told}", pytrace=False)
+        if finding.status == "unable":
+            pytest.skip(told)
+        self._failure = f"{finding.status}: {told}" if finding.status in FAILING else ""
+
+    def runtest(self) -> None:
+        """Fail by the finding."""
+        if self._failure:
+            pytest.fail(self._failure, pytrace=False)
 
     def reportinfo(self) -> tuple[Path, None, str]:
         """Location for reports."""
         return self.path, None, self.nodeid
 
 
-def _worker(config: pytest.Config) -> Worker:
-    """The process that runs modules, one for the whole run; it starts when it is first needed."""
-    from kvgen.measure.worker import Worker
-
-    return config.stash.setdefault(_WORKER, Worker())
+def _known(checked: Checked) -> Finding:
+    return checked.findings[0]

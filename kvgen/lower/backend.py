@@ -183,8 +183,9 @@ def get_backend(name: str) -> Backend:
 
 
 def backends_for(target: Target) -> list[Backend]:
-    """The back ends that lower for a target, in order of preference."""
-    return [backend for backend in map(get_backend, NAMES) if target in backend.targets]
+    """The back ends that lower for a target, in order of preference. Those for GPUs are not imported for a CPU."""
+    names = [name for name in NAMES if (name == "cpu") == (target == "cpu")]
+    return [backend for backend in map(get_backend, names) if target in backend.targets]
 
 
 def refusal(backend: Backend, spec: AnySpec, target: Target) -> str | None:

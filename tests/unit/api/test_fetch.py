@@ -18,10 +18,9 @@ import torch
 import kvgen
 from kvgen import api
 from kvgen.api import verify
-from kvgen.errors import CheckError, CompileError, ToolchainMissing, UnsupportedError
+from kvgen.errors import CheckError, ToolchainMissing, UnsupportedError
 from kvgen.lower import backend as backends
 from kvgen.measure.worker import Worker
-from kvgen.registry.select import Selection
 from kvgen.registry.store import Store
 from kvgen.spec import dump_spec, load_spec
 from kvgen.spec.dispatch import ALIKE
@@ -80,14 +79,6 @@ def test_the_same_spec_gives_the_same_kernel(registered, spec, tmp_path):
     assert kvgen.get_kernel(spec.to_json()) is kernel
     (tmp_path / "spec.yaml").write_text(dump_spec(spec))
     assert kvgen.get_kernel(tmp_path / "spec.yaml") is kernel
-
-
-def test_new_entries_are_seen_after_forget(places, spec, naive_backend):
-    with pytest.warns(kvgen.FallbackWarning):
-        assert kvgen.get_kernel(spec).entry is None
-    Store(places).put(naive_entry(spec))
-    api.forget()
-    assert kvgen.get_kernel(spec).entry is not None
 
 
 def test_the_default_comes_with_one_warning(places, spec, naive_backend):
@@ -167,17 +158,6 @@ def test_an_entry_compiled_elsewhere_is_compiled_here(places, spec, tmp_path, mo
     kernel = kvgen.get_kernel(spec)
     assert kernel.entry is not None
     assert list((tmp_path / "empty").rglob("module.so"))
-
-
-def test_a_launch_that_does_not_compile_is_an_error(places, spec, tmp_path, monkeypatch):
-    entry = naive_entry(spec, compiled=False)
-    broken = replace(entry)
-    broken.__dict__["sources"] = tuple(replace(source, text="#error no\n") for source in entry.sources)
-    selection = Selection(broken, "exact", ())
-    monkeypatch.setattr(api, "select", lambda *_: selection)
-    monkeypatch.setenv("KVGEN_CACHE_DIR", str(tmp_path / "empty"))
-    with pytest.raises(CompileError, match="failed with exit status"):
-        kvgen.get_kernel(spec)
 
 
 def test_without_a_compiler_the_error_says_so(registered, spec, tmp_path, monkeypatch):
@@ -286,18 +266,3 @@ def test_threads_that_ask_at_once_get_one_kernel(registered, spec, monkeypatch):
     assert len(fetched) == 1
     assert len(kernels) == 16
     assert len(set(map(id, kernels))) == 1
-
-
-def test_a_fetch_that_began_before_a_build_ended_is_not_kept(registered, spec, monkeypatch):
-    real = api._fetch
-
-    def overtaken(asked):
-        found = real(asked)
-        api.forget()  # as a build does that registers its winner meanwhile
-        return found
-
-    api.forget()
-    monkeypatch.setattr(api, "_fetch", overtaken)
-    old = kvgen.get_kernel(spec)
-    monkeypatch.setattr(api, "_fetch", real)
-    assert kvgen.get_kernel(spec) is not old

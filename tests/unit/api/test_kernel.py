@@ -10,7 +10,6 @@ import torch
 
 import kvgen
 from kvgen.api.kernel import Kernel
-from kvgen.errors import ToolchainMissing
 from kvgen.registry.entry import call_of
 from kvgen.registry.select import Selection
 from kvgen.registry.store import Store
@@ -47,17 +46,6 @@ def filled(registered, spec):
     k, v = _tensors(spec, TOKENS), _tensors(spec, TOKENS, seed=1)
     kernel.prefill(cache, k, v)
     return kernel, cache, k, v
-
-
-def test_decode_appends(filled, spec):
-    kernel, cache, k, v = filled
-    q = _tensors(spec, 2, spec.attention.q_heads, seed=2)
-    k_new, v_new = _tensors(spec, 2, seed=3), _tensors(spec, 2, seed=4)
-    out = kernel.decode(q, k_new, v_new, cache)
-    k, v = torch.cat([k, k_new], 1), torch.cat([v, v_new], 1)
-    torch.testing.assert_close(out.double(), _expected(q, k, v, spec.attention.group)[0], rtol=1e-5, atol=1e-5)
-    assert cache.lengths.tolist() == [TOKENS + 2] * BATCH
-    torch.testing.assert_close(kernel.unpack(cache)[0], k)
 
 
 def test_launches_share_a_cache_and_are_chosen_by_length(places, spec):
@@ -166,16 +154,3 @@ def test_threads(filled):
     ):
         with pytest.raises(kind, match=reason):
             kernel.set_threads(count)
-
-
-def test_caches_of_a_cpu_kernel_are_on_the_cpu(filled, monkeypatch):
-    kernel, _, _, _ = filled
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ToolchainMissing, match="finds 0 CUDA devices here"):
-        kernel.new_cache(2, 64, device="cuda")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(ValueError, match="this kernel is for cpu, and its caches cannot be on cuda:0"):
-        kernel.new_cache(2, 64, device="cuda:0")
-    with pytest.raises(ToolchainMissing, match="finds 1 CUDA devices here"):
-        kernel.new_cache(2, 64, device="cuda:1")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
-import torch
 
 from kvgen.bench import run
 from kvgen.bench.run import Case, Entrant, compare, frame, write_csv
@@ -65,11 +63,6 @@ def test_records_are_medians_over_turns_beside_a_pure_read(told: list[str]) -> N
     assert told == ["2x100: fixed: it is Sunday"]
 
 
-def test_a_slow_provider_has_three_rounds(told: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "SLOW_SECONDS", 0.0)
-    assert compared(told, Fixed(), rounds=9)[0]["rounds"] == 3
-
-
 def test_unequal_lengths_and_loads_are_told_apart(told: list[str]) -> None:
     work = tiny_spec(workloads=[{"batch": 2, "kv_len": 100, "lengths": {"min": 20}, "load": "sustained"}]).workloads[0]
     ours = Fixed()
@@ -100,10 +93,3 @@ def test_an_interrupt_leaves_the_rows_of_the_workloads_before(told: list[str], t
     assert list(table.columns[:8]) == ["provider", "backend", "spec", "batch", "kv_len", "q_len", "lengths", "us"]
     with pytest.raises(HostError, match="cannot write"):
         write_csv(tmp_path / "rows.csv" / "x.csv", table)
-
-
-def test_sequences_of_a_case_are_the_same_for_every_user() -> None:
-    one, other = (Case(tiny_spec(), WORKS[1], "cpu", 100).tensors(torch.float32) for _ in range(2))
-    assert all(map(torch.equal, one, other))
-    assert not torch.equal(one[1], one[2])
-    assert replace(POLICY, threads=1) != POLICY

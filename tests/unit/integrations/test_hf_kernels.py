@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from kvgen.arch import Target
-from kvgen.errors import CheckError, KvgenError, UnsupportedError
+from kvgen.errors import CheckError, KvgenError
 from kvgen.integrations.hf_kernels import export
 from kvgen.integrations.hf_kernels.export import AVX2, AVX512, Exported, export_kernel
 from kvgen.lower.backend import Source
@@ -136,12 +136,3 @@ def test_a_wrong_library_ends_the_export(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(CheckError, match="3 is no 4"):
         exported(tmp_path / "k", "sm90")
     assert not (tmp_path / "k").exists()
-
-
-def test_what_cannot_be_exported_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(export.platform, "machine", lambda: "riscv64")
-    with pytest.raises(UnsupportedError, match="this processor is riscv64"):
-        exported(tmp_path / "k", "cpu")
-    monkeypatch.setenv("KVGEN_PTX_ONLY", "1")
-    with pytest.raises(KvgenError, match="KVGEN_PTX_ONLY is set"):
-        exported(tmp_path / "k", "sm90")

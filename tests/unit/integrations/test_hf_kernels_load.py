@@ -16,7 +16,7 @@ from kvgen.integrations.hf_kernels.export import export_kernel
 from kvgen.spec import load_spec
 from kvgen.toolchain.compilers import cpu_features
 from tests.packaging.fresh import expose, needed
-from tests.support.commands import TINY, Machine
+from tests.support.commands import TINY
 
 pytest.importorskip("kernels")
 pytestmark = pytest.mark.slow
@@ -104,11 +104,3 @@ def test_kernels_loads_an_export_without_kvgen(python: Path, tmp_path: Path, mon
     library.write_bytes(library.read_bytes() + b"x")
     run = subprocess.run([python, "-c", USE, tmp_path / "k"], cwd="/", env={**kept, **own}, capture_output=True, text=True, check=False)
     assert "DigestValidationError" in run.stderr
-
-
-def test_options_of_one_format_are_refused_by_the_other(tmp_path: Path):
-    user = Machine(tmp_path)
-    assert "it goes with --format hf-kernels" in user.run("export", "a.tar.gz", "--arch", "cpu", code=2).stderr
-    assert "hf-kernels takes one spec" in user.run("export", "--format", "hf-kernels", "k", code=2).stderr
-    wrong = user.run("export", "--format", "hf-kernels", "k", "tiny.yaml", "--arch", "sm70", code=2)
-    assert "'sm70' is none of native, cpu" in wrong.stderr

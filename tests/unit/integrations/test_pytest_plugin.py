@@ -9,7 +9,6 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from kvgen.registry import Store
 from tests.support.checking import Place
 from tests.support.commands import ROOT
 
@@ -106,15 +105,6 @@ def test_a_full_disk_is_an_error_and_no_failure(checkout: Checkout):
     suite = next(ET.parse(checkout.pytester.path / "report.xml").getroot().iter("testsuite"))
     assert (suite.get("errors"), suite.get("failures")) == ("1", "0")
     assert "No space left on device" in done.stdout.str()
-    assert "regressed" not in done.stdout.str()
-
-
-def test_damaged_entries_fail(checkout: Checkout):
-    (found,) = Store(checkout.registry).all()
-    found.path.write_text(found.path.read_text().replace('"tiny"', '"tony"'))
-    done = checkout.run("--kvgen-registry", "registry")
-    assert done.parseoutcomes() == {"failed": 1}
-    done.stdout.fnmatch_lines([f"*{found.key}-registry*", "*damaged: *it was changed after it was written*"])
     assert "regressed" not in done.stdout.str()
 
 

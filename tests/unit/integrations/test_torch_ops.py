@@ -171,11 +171,6 @@ def test_learned_sinks_belong_to_the_module() -> None:
         torch_ops.Attention(v, bound)
 
 
-def _prompt(spec, tokens):
-    """q, k and v of a prompt of every sequence."""
-    return tuple(_random(spec, tokens, heads, seed) for seed, heads in enumerate((4, 2, 2)))
-
-
 def test_a_cache_that_shares_its_lengths_is_refused(kernel, spec):
     cache = kernel.new_cache(BATCH, CAPACITY)
     layers = [cache, kernel.new_cache(like=cache)]
@@ -185,15 +180,10 @@ def test_a_cache_that_shares_its_lengths_is_refused(kernel, spec):
     assert cache.bound == 0
 
 
-def _overflow(cache) -> None:
-    """What a GPU does where a step of the cache has no room."""
-    cache.sequences.overflow._number.value = 1
-
-
 def test_a_step_without_room_is_told_over_its_own_cache_alone(kernel, spec):
     full, other = _filled(kernel, spec), _filled(kernel, spec)
     step, unaffected = torch_ops.Attention(kernel, full), torch_ops.Attention(kernel, other)
-    _overflow(full)
+    full.sequences.overflow._number.value = 1  # what a GPU does where a step of the cache has no room
     unaffected(*_step(spec, 3))
     copy.deepcopy(step)(*_step(spec, 3))  # over other memory
     assert other.lengths.tolist() == [TOKENS + 1] * BATCH

@@ -71,21 +71,6 @@ def test_a_row_appends_to_its_batch_and_to_nothing_else(fixture: str, request: p
     assert caches[0].lengths.tolist() == [100, 0, 40]
 
 
-def test_a_row_is_one_sequence_of_caches_that_share_them(variant: Variant) -> None:
-    caches = filled(variant, [10, 20, 30])
-    for index, error in ((3, ValueError), (-1, ValueError), (1.0, TypeError)):
-        with pytest.raises(error, match="index"):
-            row_of(caches, index)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="share their sequences"):
-        row_of([caches[0], variant.new_cache(BATCH, 256)], 0)
-    for given, kind in ((caches[0], "KVCache"), ([], "list"), (["cache"], "list")):
-        with pytest.raises(TypeError, match=rf"a sequence of at least one KVCache, such as \[cache\], not {kind}"):
-            row_of(given, 1)  # type: ignore[arg-type]
-    row = row_of(caches, 2, length=30)[0]
-    with pytest.raises(CacheMismatch, match="256 tokens per sequence, and 257 could be needed"):
-        variant.prefill(row, random(1, 227, 2, 0), random(1, 227, 2, 0))
-
-
 def test_sequences_change_places_in_every_layer(variant: Variant) -> None:
     caches = filled(variant, [100, 7, 40])
     before = [[held(variant, cache, row) for row in range(BATCH)] for cache in caches]
@@ -148,6 +133,10 @@ def test_sequences_that_grow_by_turns_fill_the_cache(variant: Variant) -> None:
 
 def test_wrong_places_are_refused(variant: Variant, paged: Variant) -> None:
     cache = filled(variant, [100, 7, 40])[0]
+    with pytest.raises(ValueError, match="share their sequences"):
+        row_of([cache, variant.new_cache(BATCH, 256)], 0)
+    with pytest.raises(TypeError, match=r"a sequence of at least one KVCache, such as \[cache\], not KVCache"):
+        row_of(cache, 1)  # type: ignore[arg-type]
     for index in ([0, 1], [0, 1, 3], torch.tensor([0, -1, 2])):
         with pytest.raises(ValueError, match="index"):
             cache.reorder(index)
