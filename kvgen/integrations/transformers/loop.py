@@ -148,21 +148,9 @@ class DecodeLoop:
             ) from error
         return self.tokens
 
-    def run(self, steps: int, out: Tensor | None = None) -> Tensor:
-        """The tokens of several steps, int64 [steps, batch]; -1 for free places.
-
-        `out`, of that type and shape on the cache's device, is filled and returned. Where a step raises, it holds the tokens of the steps
-        before, and -1 for all places of the others: a step that ran has a token for at least one.
-
-        Raises as `step` does, TypeError or ValueError on a wrong `out`.
-        """
-        shape = (steps, self.cache.batch)
-        found = torch.empty(shape, dtype=torch.int64, device=self.cache.device) if out is None else out
-        checks.tensor("out", found, shape, torch.int64, self.cache.device)
-        found.fill_(-1)
-        for row in found:
-            row.copy_(self.step())
-        return found
+    def run(self, steps: int) -> Tensor:
+        """The tokens of several steps, int64 [steps, batch]; -1 for free places. Raises as `step` does."""
+        return torch.stack([self.step().clone() for _ in range(steps)])
 
     def _follow_reset(self) -> None:
         """Free every place once the cache was reset: no sequence is left."""

@@ -218,25 +218,19 @@ def test_a_module_is_verified_once_by_its_bytes(places, spec, naive_backend, tmp
 # --- what is imported ------------------------------------------------------------------------------------------------
 
 
-def _modules_after(code: str) -> set[str]:
-    run = subprocess.run(
-        [sys.executable, "-c", f"{code}\nimport sys; print(*sys.modules)"], capture_output=True, text=True, check=True, env=dict(os.environ)
-    )
-    return {name.split(".")[0] for name in run.stdout.split()}
-
-
-def test_import_kvgen_imports_neither_torch_nor_pydantic():
-    assert not _modules_after("import kvgen; dir(kvgen)") & {"torch", "pydantic", "yaml", "tvm_ffi"}
-
-
-def test_loading_a_spec_imports_no_torch(spec):
-    assert not _modules_after(f"import kvgen; kvgen.load_spec({spec.to_json()!r})") & {"torch", "tvm_ffi", "jinja2"}
-
-
-def test_fetching_imports_no_tuner(registered, spec):
-    loaded = _modules_after(f"import kvgen; kvgen.get_kernel({spec.to_json()!r})")
-    assert "torch" in loaded
-    assert not loaded & {"optuna", "tilelang", "rich", "typer", "pytest", "hypothesis"}
+@pytest.mark.parametrize(
+    ("code", "absent"),
+    [
+        ("import kvgen; dir(kvgen)", "torch pydantic yaml tvm_ffi"),
+        ("import kvgen; kvgen.load_spec({spec!r})", "torch tvm_ffi jinja2"),
+        ("import kvgen; kvgen.get_kernel({spec!r})", "optuna tilelang rich typer pytest hypothesis"),
+    ],
+    ids=["kvgen", "load_spec", "get_kernel"],
+)
+def test_imports_are_those_of_what_is_asked(registered, spec, code, absent):
+    words = [sys.executable, "-c", f"{code.format(spec=spec.to_json())}\nimport sys; print(*sys.modules)"]
+    run = subprocess.run(words, capture_output=True, text=True, check=True, env=dict(os.environ))
+    assert not {name.split(".")[0] for name in run.stdout.split()} & set(absent.split())
 
 
 def test_threads_that_ask_at_once_get_one_kernel(registered, spec, monkeypatch):

@@ -14,11 +14,8 @@ from kvgen.runtime import device
     ("target", "capability", "runs"),
     [
         ("sm80", (8, 6), True),
-        ("sm80", (9, 0), True),
         ("sm89", (8, 0), False),
-        ("sm89", (8, 9), True),
         ("sm90", (9, 0), True),
-        ("sm90", (8, 9), False),
         ("sm90", (10, 0), False),
         ("cpu", (8, 0), True),
     ],

@@ -253,22 +253,3 @@ def test_two_parts_are_merged_in_float32_and_rounded_once(dtype: torch.dtype, ah
     alone = torch.empty_like(one)
     extend.merge((one, one_lse), (other, other_lse), alone, None)
     assert torch.equal(alone, out[:, :, 1:7])
-
-
-def test_a_sequence_without_room_writes_into_no_other_memory() -> None:
-    """Once lengths were captured the host cannot exclude such a sequence. Its output is not kept, and the device says that it was full."""
-    q, k, v = torch.randn(2, 4, 2, 8), torch.zeros(2, 16, 1, 8), torch.zeros(2, 16, 1, 8)
-    new = torch.randn(2, 4, 1, 8), torch.randn(2, 4, 1, 8)
-    lengths = torch.tensor([14, 3], dtype=torch.int32)
-    out, lse = torch.full_like(q, 5.0), torch.full((2, 2, 4), 6.0)
-    call = extend.Call(q, new, out, lse, None, 1.0, bound=16, limit=16, overflow=0)
-    full = extend.Full(call, lengths)
-    assert extend._held(call, k, v, lengths).tolist() == [16, 7]
-    assert torch.equal(k[1, 3:7], new[0][1])
-    assert not k[1, 7:].any()
-    out.zero_(), lse.zero_()
-    full.restore()
-    assert out[0].eq(5.0).all()
-    assert lse[0].eq(6.0).all()
-    assert not out[1].any()
-    assert not lse[1].any()

@@ -37,12 +37,9 @@ def q() -> torch.Tensor:
     [
         (lambda q, c: q, "attend: out overlaps with q"),
         (lambda q, c: torch.empty(1, 1, 1, 64).half().expand(1, 1, 4, 64), "attend: out overlaps with itself"),
-        (lambda q, c: torch.empty(224).half().as_strided((1, 1, 4, 64), (0, 0, 32, 1)), "attend: out overlaps with itself"),
         (lambda q, c: c.k_residual.view(-1)[:256].view(1, 1, 4, 64), "attend: out overlaps with k_residual"),
-        (lambda q, c: c.v_residual.view(-1)[:256].view(1, 1, 4, 64), "attend: out overlaps with v_residual"),
         (lambda q, c: c.packed.view(-1)[:512].view(torch.float16).view(1, 1, 4, 64), "attend: out overlaps with packed"),
         (lambda q, c: q.float(), r"^out must be torch.float16, not torch.float32$"),
-        (lambda q, c: q[:, :, :3], r"^out must have shape \[1, 1, 4, 64\], not \[1, 1, 3, 64\]$"),
         (lambda q, c: q.to("meta"), "^out is on meta, and the cache on cpu$"),
     ],
 )
