@@ -61,12 +61,12 @@ class Arguments:
             right = right and shape[0] == cache.sequences.batch and shape[2:] == self._q_tail and cache.layout_id == self._layout_id
             right = right and not (_dispatch_modes() or _function_modes())
             for x in (q,) if new is None else (q, *new):
-                right = right and type(x) is Tensor and x.data_ptr() and not x.is_neg()
+                right = right and type(x) is Tensor and x.data_ptr() != 0 and not x.is_neg()
             if out is not None:
-                right = right and type(out) is Tensor and out.data_ptr() and not (out.requires_grad or out.is_neg())
+                right = right and type(out) is Tensor and out.data_ptr() != 0 and not (out.requires_grad or out.is_neg())
             elif right:
                 out = torch.empty(shape, dtype=self.dtype, device=cache.device)
-                right = type(out) is Tensor and out.data_ptr()
+                right = type(out) is Tensor and out.data_ptr() != 0
         except (AttributeError, RuntimeError):  # what is no tensor, and tensors without a shape or an address
             right = False
         if not right:

@@ -1,19 +1,14 @@
 """Extend attention: calls with more query tokens than a kernel is compiled for (prompts over a cache, chunked prefill).
 
 A CPU module takes any number of query tokens, given a workspace for them. A decode kernel of a GPU does not: with hundreds of queries,
-the MMAs cost more than reading the cache. On a GPU the cache is dequantized into 16-bit tensors, some sequences and KV heads at a time,
-and torch's kernels run over them. cuDNN, the fastest, attends over the prefix that every query of every sequence sees. If all lengths
-are equal and the shape is likely to recur, it also attends over the new tokens, whose causal mask is square. Otherwise flash attention,
-causal to the end of each sequence, attends over everything after the prefix, with lengths that stay on the device. The two results are
-merged by their LSE in float32.
+the MMAs cost more than reading the cache. There the cache is dequantized into 16-bit tensors, some sequences and KV heads at a time, and
+torch's kernels run over them. cuDNN, the fastest, attends over the prefix that every query of every sequence sees, and over the new tokens
+where their causal mask is square; flash attention has the rest, and everything where there is a sliding window, where the shape is unlikely
+to recur, while a CUDA graph is captured, or where cuDNN is disabled (`torch.backends.cuda.enable_cudnn_sdp`). The two results are merged by
+their LSE in float32. Only for cuDNN the host waits, once per call, for the lengths.
 
-The host waits once per call for the lengths, while the device dequantizes. If the shape is unlikely to recur, while a CUDA graph is
-captured, or if cuDNN is disabled (`torch.backends.cuda.enable_cudnn_sdp`), it does not wait, and flash attention computes everything.
-
-With a sliding window flash attention computes everything; it skips the tokens before the window. torch's kernels know no soft cap. With
-one, plain matrix products compute scores and outputs in float32 (`_capped`), some queries at a time; they run at the rate of float32
-products, far below that of flash attention. Learned sink logits join the softmax at the end: the output is multiplied by
-sigmoid(LSE - sink), and the LSE becomes logaddexp(LSE, sink).
+torch's kernels know no soft cap: with one, matrix products in float32 compute everything (`_capped`). Learned sinks join the softmax at the
+end: the output is multiplied by sigmoid(LSE - sink), and the LSE becomes logaddexp(LSE, sink).
 """
 
 from __future__ import annotations
