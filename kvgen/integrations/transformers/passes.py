@@ -312,8 +312,6 @@ class Padding:
         self._batch = batch
         self._shown = torch.ones(batch, 0, dtype=torch.bool, device="cpu")
         """Which positions are real tokens, on the host, up to the last one at which any sequence has padding."""
-        self._on_device: Tensor | None = None
-        """`_shown` where masks come from; None until a mask came since it last changed."""
 
     @property
     def end(self) -> int:
@@ -339,9 +337,7 @@ class Padding:
             return None
         if list(mask.shape) != wanted:
             raise ValueError(f"attention_mask must have shape {wanted}, past and new positions, not {list(mask.shape)}; {anew}")
-        if self._on_device is None or self._on_device.device != mask.device:
-            self._on_device = self._shown.to(mask.device)
-        if bool((mask[:, : self.end].bool() == self._on_device).all() & mask[:, self.end :].all()):
+        if bool((mask[:, : self.end].bool() == self._shown.to(mask.device)).all() & mask[:, self.end :].all()):
             return None
         host = mask.bool().cpu()
         wrong = host[:, :positions] ^ pad(self._shown, (0, positions - self.end), value=True)
@@ -366,4 +362,3 @@ class Padding:
     def _know(self, shown: Tensor) -> None:
         padded = (~shown).any(0).nonzero().flatten()
         self._shown = shown[:, : int(padded[-1]) + 1 if len(padded) else 0]
-        self._on_device = None
