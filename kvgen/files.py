@@ -10,6 +10,8 @@ import os
 import re
 import secrets
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
@@ -26,14 +28,6 @@ def is_name(text: object) -> bool:
     return isinstance(text, str) and NAME.fullmatch(text) is not None
 
 
-def child(folder: Path, *names: str) -> Path:
-    """The path of `names` below `folder`. Raises ValueError if one of them is not a name."""
-    for name in names:
-        if not is_name(name):
-            raise ValueError(f"{name!r:.120} is no name of a file of kvgen")
-    return folder.joinpath(*names)
-
-
 def open_plain(file: Path, *, follow: bool = False) -> BinaryIO:
     """Open a plain file to read it. Raises OSError; ValueError for a folder, a device, a pipe or, unless to `follow`, a link."""
     if not follow and file.is_symlink():
@@ -45,28 +39,35 @@ def open_plain(file: Path, *, follow: bool = False) -> BinaryIO:
     return os.fdopen(handle, "rb")
 
 
-def write_whole(file: Path, text: str) -> None:
-    """Replace a file by a text in UTF-8, with the permissions that it had; where that fails, for want of room say, the old one stays. Of
-    writers at one time the last one wins. Raises OSError.
+@contextmanager
+def replacing(file: Path) -> Iterator[BinaryIO]:
+    """A new file that takes the place of `file` and its permissions when the context ends; where that fails, for want of room say, the old
+    one stays. Raises OSError that names `file`.
     """
-    if file.exists() and not file.is_file():  # a pipe or a device cannot be replaced
-        file.write_text(text, encoding="utf-8")
-        return
     file = file.resolve()
     part = file.with_name(f".kvgen-{secrets.token_hex(8)}")  # no longer than a file system takes, and no other's
     try:
-        with open(part, "x", encoding="utf-8") as opened:
+        with open(part, "xb") as opened:
             if file.exists():
                 os.fchmod(opened.fileno(), stat.S_IMODE(file.stat().st_mode))
-            opened.write(text)
+            yield opened
             opened.flush()
             os.fsync(opened.fileno())  # else a crash soon afterwards could leave an empty file
         part.replace(file)
     except OSError as error:
-        error.filename = str(file)  # its user named this one
+        error.filename = str(file)
         raise
     finally:
         part.unlink(missing_ok=True)
+
+
+def write_whole(file: Path, text: str) -> None:
+    """Replace a file by a text in UTF-8, as `replacing` does; what is a pipe or a device is written to. Raises OSError."""
+    if file.exists() and not file.is_file():
+        file.write_text(text, encoding="utf-8")
+        return
+    with replacing(file) as opened:
+        opened.write(text.encode())
 
 
 def read_plain(file: Path, most: int) -> bytes:

@@ -22,7 +22,7 @@ def check(
     registry: Annotated[Path | None, typer.Argument(metavar="REGISTRY", help="A registry's folder.")] = None,
     keys: Keys = None,
     arch: Annotated[list[str] | None, typer.Option("--arch", metavar="ARCH", help="Only entries for this target; may be repeated.")] = None,
-    speed: Annotated[bool, typer.Option("--speed", help="Also time entries whose machine code differs from the registered one.")] = False,
+    speed: Annotated[bool, typer.Option("--speed", help="Also time entries whose modules are not the registered ones.")] = False,
     accept: Annotated[bool, typer.Option("--accept", help="Replace registered sources and resources by the present ones.")] = False,
     as_json: Json = False,
 ) -> None:

@@ -25,7 +25,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add `--kvgen-registry` and `--kvgen-speed`."""
     group = parser.getgroup("kvgen")
     group.addoption("--kvgen-registry", metavar="FOLDER", action="append", help="Check every entry of a kvgen registry; may be repeated.")
-    group.addoption("--kvgen-speed", action="store_true", help="Time entries whose machine code differs, too, on their own device.")
+    group.addoption("--kvgen-speed", action="store_true", help="Also time modules that are not the registered ones, on their own device.")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -14,22 +14,20 @@ import gzip
 import hashlib
 import io
 import json
-import os
 import re
-import secrets
 import tarfile
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO
 
 from pydantic import ValidationError
 
 from kvgen.arch import Target
 from kvgen.errors import KvgenError, RegistryMiss, ToolchainMissing, host_errors
-from kvgen.files import NAME, is_name, open_plain, parse_json
+from kvgen.files import NAME, is_name, open_plain, parse_json, replacing
 from kvgen.lower.backend import Source
 from kvgen.plaindata import Json, adapter
 from kvgen.registry.device import origin
@@ -105,12 +103,22 @@ def export_archive(found: Iterable[Found], file: Path, cache: ArtifactCache) -> 
             modules[artifact.id] = _Module(source.id, entry.arch, machine(entry.arch), made_on, artifact.sha256, artifact.resources)
             members[f"modules/{artifact.id}.so"] = artifact.path
     index = {"format": FORMAT, "modules": adapter(dict[str, _Module]).dump_python(modules, mode="json")}
-    digest = _write(file.resolve(), {INDEX: json.dumps(index, indent=1).encode(), **members})
+    members = {INDEX: json.dumps(index, indent=1).encode(), **members}
+    if file.exists() and not file.is_file():
+        raise KvgenError(f"cannot write {file}: it is no plain file")
+    with host_errors("write", file), replacing(file) as opened:
+        packed = gzip.GzipFile("", "wb", fileobj=opened, mtime=0)
+        with packed, tarfile.open(fileobj=packed, mode="w") as tar:
+            for name, content in members.items():
+                data = content if isinstance(content, bytes) else content.read_bytes()
+                member = tarfile.TarInfo(name)
+                member.size = len(data)
+                tar.addfile(member, io.BytesIO(data))
     origins = tuple(sorted({one.origin for one in modules.values()}))
-    return ArchiveContents(tuple(one.path for one, _ in good), tuple(modules), damaged, origins, digest)
+    return ArchiveContents(tuple(one.path for one, _ in good), tuple(modules), damaged, origins, _sha256(file))
 
 
-def _compiled(entry: Entry, cache: ArtifactCache) -> Iterable[tuple[Source, Artifact]]:
+def _compiled(entry: Entry, cache: ArtifactCache) -> Iterator[tuple[Source, Artifact]]:
     """The entry's modules that the cache has, with their sources."""
     sources = list(entry.sources)
     if not entry.timings:
@@ -128,33 +136,6 @@ def _compiled(entry: Entry, cache: ArtifactCache) -> Iterable[tuple[Source, Arti
         artifact = next((artifact for key in ids if key is not None and (artifact := cache.get(key)) is not None), None)
         if artifact is not None:
             yield source, artifact
-
-
-def _write(file: Path, members: Mapping[str, bytes | Path]) -> str:
-    """Write an archive and replace `file` by it. Returns its sha256."""
-    with host_errors("write", file):
-        if file.exists() and not file.is_file():
-            raise KvgenError(f"cannot write {file}: it is no plain file")
-        part = file.with_name(f".kvgen-{secrets.token_hex(8)}")
-        try:
-            with open(part, "xb") as opened:
-                packed = gzip.GzipFile("", "wb", fileobj=opened, mtime=0)
-                with packed, tarfile.open(fileobj=packed, mode="w") as tar:
-                    for name, content in members.items():
-                        data = content if isinstance(content, bytes) else content.read_bytes()
-                        member = tarfile.TarInfo(name)
-                        member.size = len(data)
-                        tar.addfile(member, io.BytesIO(data))
-                opened.flush()
-                os.fsync(opened.fileno())
-            digest = _sha256(part)
-            part.replace(file)
-        except OSError as error:
-            error.filename = str(file)  # its user named this one
-            raise
-        finally:
-            part.unlink(missing_ok=True)
-    return digest
 
 
 # --- reading -------------------------------------------------------------------------------------------------------------
@@ -175,59 +156,59 @@ def import_archive(file: Path, store: Store, cache: ArtifactCache, sha256: str |
                     raise Refused(f"its sha256 is {found}, not {sha256}")
                 names = _unpack(file, folder)
             modules = _modules(folder, names)
-            entries, foreign = _entries(folder, names)
+            entries, left_out = _entries(folder, names)
         except Refused as error:
             raise Refused(f"{file} is refused, and nothing of it was taken: {error}") from error
         store.require_writable()
-        taken, other = _take_modules(modules, folder, cache)
-        paths, kept = _take_entries(entries, store)
-        origins = tuple(sorted({modules[key].origin for key in taken}))
-        return ArchiveContents(paths, tuple(taken), (*other, *foreign, *kept), origins, found)
-
-
-class _Bounded(io.RawIOBase):
-    """A stream that ends in Refused where it is damaged or has more than a number of bytes, whatever reads it."""
-
-    def __init__(self, stream: gzip.GzipFile, most: int) -> None:
-        self._stream, self._left = stream, most
-
-    def read(self, size: int = -1) -> bytes:
-        try:
-            data = self._stream.read(min(size, self._left + 1) if size >= 0 else self._left + 1)
-        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise Refused(f"it is damaged: {error}") from error
-        self._left -= len(data)
-        if self._left < 0:
-            raise Refused("it decompresses to too many bytes")
-        return data
+        taken: list[str] = []
+        for key, one in modules.items():
+            if one.machine != machine(one.target):
+                left_out.append(f"module {key}: it was compiled for another machine ({one.target})")
+            elif cache.put(key, folder / "modules" / f"{key}.so", one.resources, origin=one.origin).sha256 != one.sha256:
+                left_out.append(f"module {key}: one of this key and other bytes is here already, and stays")
+            else:
+                cache.name(one.source, key, one.machine)
+                taken.append(key)
+        paths: list[Path] = []
+        for entry in entries:
+            if (reason := _stays(store, entry)) is not None:
+                left_out.append(f"entry {entry.key}: {reason}")
+            else:
+                paths.append(store.put(entry))
+        return ArchiveContents(tuple(paths), tuple(taken), tuple(left_out), tuple(sorted({modules[key].origin for key in taken})), found)
 
 
 def _unpack(file: Path, folder: Path) -> set[str]:
     """Write the members of an archive below a folder. Returns their names. Raises Refused for anything that no export writes."""
+    plain, left = folder / "archive.tar", max(PLAIN_BYTES, MOST_RATIO * file.stat().st_size)
     names: set[str] = set()
-    with _opened(file) as opened, gzip.GzipFile(fileobj=opened) as packed:
-        stream = _Bounded(packed, max(PLAIN_BYTES, MOST_RATIO * file.stat().st_size))
-        try:
-            with tarfile.open(fileobj=stream, mode="r|") as tar:
-                for member in tar:
-                    if not member.isreg() or not MEMBER.fullmatch(member.name):
-                        raise Refused(f"{member.name!r:.120} is no plain file of an entry or a module")
-                    if member.name in names or len(names) >= MOST_MEMBERS:
-                        raise Refused(f"{member.name} is there twice" if member.name in names else "it has too many members")
-                    if member.size > (MOST_MODULE if member.name.endswith(".so") else MOST_BYTES):
-                        raise Refused(f"{member.name} has {member.size} bytes")
-                    names.add(member.name)
-                    with host_errors("unpack to", folder):
-                        tar.extract(member, folder, filter="data")
-            while rest := stream.read(CHUNK):
+    try:
+        with _opened(file) as opened, gzip.GzipFile(fileobj=opened) as packed, plain.open("wb") as unpacked:
+            while data := packed.read(CHUNK):
+                left -= len(data)
+                if left < 0:
+                    raise Refused("it decompresses to too many bytes")
+                unpacked.write(data)
+        with plain.open("rb") as opened, tarfile.open(fileobj=opened, mode="r:") as tar:
+            for member in tar:
+                if not member.isreg() or not MEMBER.fullmatch(member.name):
+                    raise Refused(f"{member.name!r:.120} is no plain file of an entry or a module")
+                if member.name in names or len(names) >= MOST_MEMBERS:
+                    raise Refused(f"{member.name} is there twice" if member.name in names else "it has too many members")
+                if member.size > (MOST_MODULE if member.name.endswith(".so") else MOST_BYTES):
+                    raise Refused(f"{member.name} has {member.size} bytes")
+                names.add(member.name)
+                tar.extract(member, folder, filter="data")
+            opened.seek(tar.offset)
+            while rest := opened.read(CHUNK):
                 if rest.strip(b"\0"):
                     raise Refused("there is more behind its end")
-        except (tarfile.TarError, ValueError) as error:
-            raise Refused(f"it is damaged: {error or type(error).__name__}") from error
+    except (gzip.BadGzipFile, EOFError, zlib.error, tarfile.TarError, ValueError) as error:
+        raise Refused(f"it is damaged: {error or type(error).__name__}") from error
     return names
 
 
-def _opened(file: Path) -> Any:
+def _opened(file: Path) -> BinaryIO:
     try:
         return open_plain(file, follow=True)
     except ValueError as error:
@@ -235,11 +216,11 @@ def _opened(file: Path) -> Any:
 
 
 def _sha256(file: Path) -> str:
-    sha = hashlib.sha256()
     with _opened(file) as opened:
+        sha = hashlib.sha256()
         while data := opened.read(CHUNK):
             sha.update(data)
-    return sha.hexdigest()
+        return sha.hexdigest()
 
 
 def _modules(folder: Path, names: set[str]) -> dict[str, _Module]:
@@ -261,7 +242,7 @@ def _modules(folder: Path, names: set[str]) -> dict[str, _Module]:
     return modules
 
 
-def _entries(folder: Path, names: set[str]) -> tuple[list[Entry], tuple[str, ...]]:
+def _entries(folder: Path, names: set[str]) -> tuple[list[Entry], list[str]]:
     """The entries, and those of other versions of kvgen, which are left out. Raises Refused for one that was changed."""
     entries, foreign = [], []
     for name in sorted(name for name in names if name.startswith("entries/")):
@@ -271,39 +252,15 @@ def _entries(folder: Path, names: set[str]) -> tuple[list[Entry], tuple[str, ...
             foreign.append(f"{name}: {other}")
         except Damaged as damage:
             raise Refused(f"{name}: {damage}") from damage
-    return entries, tuple(foreign)
+    return entries, foreign
 
 
-def _take_modules(modules: Mapping[str, _Module], folder: Path, cache: ArtifactCache) -> tuple[list[str], list[str]]:
-    taken, refused = [], []
-    for key, one in modules.items():
-        if one.machine != machine(one.target):
-            refused.append(f"module {key}: it was compiled for another machine ({one.target})")
-            continue
-        artifact = cache.put(key, folder / "modules" / f"{key}.so", one.resources, origin=one.origin)
-        if artifact.sha256 == one.sha256:
-            cache.name(one.source, key, one.machine)
-            taken.append(key)
-        else:
-            refused.append(f"module {key}: one of this key and other bytes is here already, and stays")
-    return taken, refused
-
-
-def _take_entries(entries: Iterable[Entry], store: Store) -> tuple[tuple[Path, ...], tuple[str, ...]]:
-    taken, kept = [], []
-    for entry in entries:
-        rivals = [one.entry for one in store.find(entry.spec) if one.entry is not None and one.entry.key == entry.key]
-        reason = next((reason for rival in rivals if (reason := _stays(rival, entry)) is not None), None)
-        if reason is not None:
-            kept.append(f"entry {entry.key}: {reason}")
-        else:
-            taken.append(store.put(entry))
-    return tuple(taken), tuple(kept)
-
-
-def _stays(present: Entry, entry: Entry) -> str | None:
-    """Why an imported entry does not replace the present one of its key; None if it does."""
-    if bool(present.timings) != bool(entry.timings):
-        return "a tuned one is there" if present.timings else None
-    ours, theirs = (str(one.provenance.get("date", "")) for one in (present, entry))
-    return f"a newer one is there, of {ours}, and the archive's is of {theirs or 'no date'}" if ours > theirs else None
+def _stays(store: Store, entry: Entry) -> str | None:
+    """Why an imported entry does not replace the one of its key in the store; None if it does."""
+    for present in (one.entry for one in store.find(entry.spec) if one.entry is not None and one.entry.key == entry.key):
+        ours, theirs = (str(one.provenance.get("date", "")) for one in (present, entry))
+        if present.timings and not entry.timings:
+            return "a tuned one is there"
+        if bool(present.timings) == bool(entry.timings) and ours > theirs:
+            return f"a newer one is there, of {ours}, and the archive's is of {theirs or 'no date'}"
+    return None

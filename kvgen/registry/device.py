@@ -33,7 +33,7 @@ def origin() -> str:
     return f"{cpu_name()} ({platform.machine()}, kvgen {__version__})"
 
 
-def provenance(*, seed: int | None = None, trials: int | None = None) -> dict[str, Any]:
+def provenance() -> dict[str, Any]:
     """Facts for an entry made now; `commit` and `dirty` are None outside a checkout. `date` is UTC."""
     from kvgen import __version__
 
@@ -44,8 +44,6 @@ def provenance(*, seed: int | None = None, trials: int | None = None) -> dict[st
         "commit": commit,
         "dirty": bool(status) if status is not None else None,
         "date": datetime.now(timezone.utc).isoformat(timespec="microseconds"),
-        "seed": seed,
-        "trials": trials,
     }
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from kvgen.arch import Target
 from kvgen.digest import digest
@@ -22,9 +22,9 @@ from kvgen.files import is_name, parse_json
 from kvgen.format.layout import PackedLayout
 from kvgen.lower.backend import Source
 from kvgen.lower.schedule import Params, Schedule, layout_id, layout_of
-from kvgen.plaindata import Facts, Json, adapter
+from kvgen.plaindata import Facts, Json
 from kvgen.spec import AnySpec, AnyWorkload, KernelSpec, Workload
-from kvgen.spec.dispatch import ALIKE, Call, Dispatch, Tiling
+from kvgen.spec.dispatch import ALIKE, Call, Dispatch
 from kvgen.spec.timing import Timing
 from kvgen.spec.workloads import mean_length
 from kvgen.toolchain.cache import Artifact, Resources
@@ -46,52 +46,6 @@ class OtherSchema(Damaged):
     def __init__(self, schema: int) -> None:
         newer = ", which a newer kvgen wrote: upgrade this one" if schema > SCHEMA else ": build it again"
         super().__init__(f"schema {schema}, and this kvgen reads {SCHEMA}{newer}")
-
-
-# --- what kvgen reads of an entry's facts; all facts are kept as they are -----------------------------------------------
-
-
-@dataclass(frozen=True)
-class Failure(Json):
-    """Candidates of one back end that failed alike: the first of them (schedule and workload), and what was said of it."""
-
-    backend: str
-    kind: str
-    count: int
-    example: str
-    detail: str
-
-
-@dataclass(frozen=True)
-class Provenance:
-    """How an entry came to be. `sources` is the `sources_id` of what was timed."""
-
-    date: str = ""
-    why: str = ""
-    tuned: bool | None = None
-    sources: str | None = None
-
-
-@dataclass(frozen=True)
-class OutputErrors:
-    """Of attention on one set of data."""
-
-    relative_l2: float
-
-
-@dataclass(frozen=True)
-class Outputs:
-    """Errors on seeded data (`kvgen.verify.quality.format_quality`)."""
-
-    normal: OutputErrors
-    structured: OutputErrors
-
-
-@dataclass(frozen=True)
-class Quality(Json):
-    """What a format costs; it is of the format, not of the device."""
-
-    outputs: Outputs
 
 
 @dataclass(frozen=True)
@@ -117,20 +71,6 @@ class RunnerUp:
 
     launches: Mapping[str, Rival] = field(default_factory=dict)
     layout: OtherLayout | None = None
-
-
-def _shaped(kind: type[Any]) -> AfterValidator:
-    """Plain data of which a class can be made; it stays what it is, with names that the class lacks."""
-
-    def check(data: Any) -> Any:
-        if data is not None:
-            adapter(kind).validate_python(data)
-        return data
-
-    return AfterValidator(check)
-
-
-# --- the entry -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -167,9 +107,10 @@ class Entry(Json):
     timings: tuple[Timing, ...] = ()
     accuracy: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     toolchain: Facts = field(default_factory=dict)
-    provenance: Annotated[Facts, _shaped(Provenance)] = field(default_factory=dict)
-    runner_up: Annotated[Facts | None, _shaped(RunnerUp)] = None
-    quality: Annotated[Facts | None, _shaped(Quality)] = None
+    provenance: Facts = field(default_factory=dict)
+    """How it came to be; `sources` is the `sources_id` of what was timed."""
+    runner_up: RunnerUp | None = None
+    quality: Facts | None = None
 
     @classmethod
     def of(
@@ -185,10 +126,9 @@ class Entry(Json):
 
         Raises ValueError where the schedules differ in layout or there are none, and where the layout cannot hold the spec.
         """
-        won: dict[Schedule, list[str]] = {}
+        launches = list(launches)
         made: dict[Schedule, tuple[Source, Artifact | None]] = {}
-        for tuned, (work, schedule, source, artifact) in (*((True, one) for one in launches), *((False, one) for one in more)):
-            won.setdefault(schedule, []).extend([work.key] if tuned else [])
+        for _, schedule, source, artifact in (*launches, *more):
             made.setdefault(schedule, (source, artifact))
         layouts = {schedule.layout for schedule in made}
         if len(layouts) != 1:
@@ -198,7 +138,7 @@ class Entry(Json):
             Launch(
                 schedule.backend,
                 schedule.launch,
-                tuple(won[schedule]),
+                tuple(work.key for work, one, _, _ in launches if one == schedule),
                 source.fingerprint,
                 artifact.id if artifact else None,
                 machine(source.target) if artifact else None,
@@ -316,21 +256,19 @@ class Entry(Json):
         """Which of `launches` serves a call; of two that were tuned for the same calls under different loads, the one for the load of most
         traffic of `spec` (by default the entry's own). Raises ToolchainMissing if a back end cannot be loaded.
         """
-        sustained = _prefers_sustained((spec or self.spec).workloads)
-        tuned = [(work, self.launches.index(launch)) for work, launch in self.tuned if isinstance(work, Workload)]
-        tuned.sort(key=lambda one: (one[0].load == "sustained") == sustained)
-        return Dispatch(self._tilings(), [(call_of(work), index) for work, index in tuned])
-
-    def _tilings(self) -> list[Tiling]:
-        """Of the launches. Where one has parameters that its back end does not know, all are alike, and the nearest workload decides."""
         from kvgen.lower.backend import get_backend
 
         try:
-            found = [get_backend(one.backend).tiling(self.spec, self.schedule(one), self.arch) for one in self.launches]
-        except (KeyError, TypeError, ValueError):
-            found = [None]
-        known = [tiling for tiling in found if tiling is not None]
-        return known if len(known) == len(self.launches) else [ALIKE] * len(self.launches)
+            tilings = [get_backend(one.backend).tiling(self.spec, self.schedule(one), self.arch) for one in self.launches]
+        except (KeyError, TypeError, ValueError):  # parameters that the back end does not have today
+            tilings = [None]
+        known = [tiling for tiling in tilings if tiling is not None]
+        traffic = [work for work in (spec or self.spec).workloads if isinstance(work, Workload)]
+        sustained = 2 * sum(work.weight for work in traffic if work.load == "sustained") > sum(work.weight for work in traffic)
+        tuned = [(work, self.launches.index(launch)) for work, launch in self.tuned if isinstance(work, Workload)]
+        tuned.sort(key=lambda one: (one[0].load == "sustained") == sustained)
+        calls = [(call_of(work), index) for work, index in tuned]
+        return Dispatch(known if len(known) == len(self.launches) else [ALIKE] * len(self.launches), calls)
 
     def timing(self, workload: AnyWorkload) -> Timing | None:
         """The measurement at a workload that was tuned for; None without one."""
@@ -338,9 +276,8 @@ class Entry(Json):
 
     def rival(self, workload: AnyWorkload) -> tuple[str, float] | None:
         """The best launch of another back end at a workload: its back end, and its time over the winner's. None if there was none."""
-        timing = self.timing(workload)
-        other = ((self.runner_up or {}).get("launches") or {}).get(workload.key)
-        return (str(other["backend"]), other["us"] / timing.us) if other and timing else None
+        timing, other = self.timing(workload), self.runner_up.launches.get(workload.key) if self.runner_up else None
+        return (other.backend, other.us / timing.us) if other and timing else None
 
     def standings(self) -> list[dict[str, Any]]:
         """By workload, the winner and the best launch of another back end, as plain data."""
@@ -360,12 +297,6 @@ def entry_key(spec: AnySpec, arch: Target, device: Mapping[str, Any], workloads:
 def call_of(work: Workload) -> Call:
     """A call of exactly a workload."""
     return Call(work.batch, work.kv_len, work.q_len, round(work.batch * mean_length(work)))
-
-
-def _prefers_sustained(workloads: Iterable[AnyWorkload]) -> bool:
-    """Whether most of the traffic, by weight, is under a sustained load. Shapes of matrices say nothing of it."""
-    loads = [(getattr(work, "load", "rested") == "sustained", work.weight) for work in workloads]
-    return 2 * sum(weight for sustained, weight in loads if sustained) > sum(weight for _, weight in loads)
 
 
 def _compact(value: Any, indent: str = "") -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from kvgen.errors import ToolchainMissing
@@ -27,17 +27,32 @@ def modules(entry: Entry, ready: Ready = lambda *_: None, starting: Callable[[],
     """
     cache = ArtifactCache()
     cache.require_executable()
-    found: dict[int, Path] = {}
-    missing: dict[int, Source] = {}
+    found: dict[int, Artifact] = {}
+    missing: dict[str, tuple[Source, list[int]]] = {}
     for index, (launch, source) in enumerate(zip(entry.launches, entry.sources, strict=True)):
-        tuned = tuned_module(launch, source, cache)
-        if tuned is not None:
-            found[index] = tuned.path
+        if (tuned := tuned_module(launch, source, cache)) is not None:
+            found[index] = tuned
             ready(index, tuned)
         else:
-            missing[index] = source
-    found |= _compiled(missing, cache, ready, starting) if missing else {}
-    return [found[index] for index in range(len(entry.launches))]
+            missing.setdefault(source.id, (source, []))[1].append(index)
+
+    def compiling(count: int) -> None:
+        LOG.warning("kvgen: compiling %d kernel%s for %s (first use; cached afterwards)", count, "s" if count > 1 else "", entry.arch)
+        starting()
+
+    def compiled(key: str, artifact: Artifact) -> None:
+        for index in missing[key][1]:
+            found[index] = artifact
+            ready(index, artifact)
+
+    if missing:
+        from kvgen.toolchain.compile import build_all
+
+        try:
+            build_all([source for source, _ in missing.values()], cache, compiling, compiled)
+        except ToolchainMissing as error:
+            raise ToolchainMissing(f"the kernel is not compiled on this machine yet, and cannot be: {error}") from error
+    return [found[index].path for index in range(len(entry.launches))]
 
 
 def tuned_module(launch: Launch, source: Source, cache: ArtifactCache) -> Artifact | None:
@@ -45,27 +60,3 @@ def tuned_module(launch: Launch, source: Source, cache: ArtifactCache) -> Artifa
     if launch.artifact is None or launch.machine != machine(source.target) or source.fingerprint != launch.fingerprint:
         return None
     return cache.get(launch.artifact)
-
-
-def _compiled(sources: Mapping[int, Source], cache: ArtifactCache, ready: Ready, starting: Callable[[], object]) -> dict[int, Path]:
-    """Compiled in parallel if the cache lacks them."""
-    from kvgen.toolchain.compile import build_all
-
-    indices: dict[str, list[int]] = {}
-    for index, source in sources.items():
-        indices.setdefault(source.id, []).append(index)
-
-    def compiling(count: int) -> None:
-        target = next(iter(sources.values())).target
-        LOG.warning("kvgen: compiling %d kernel%s for %s (first use; cached afterwards)", count, "s" if count > 1 else "", target)
-        starting()
-
-    def compiled(key: str, artifact: Artifact) -> None:
-        for index in indices[key]:
-            ready(index, artifact)
-
-    try:
-        artifacts = build_all(sources.values(), cache, compiling, compiled)
-    except ToolchainMissing as error:
-        raise ToolchainMissing(f"the kernel is not compiled on this machine yet, and cannot be: {error}") from error
-    return {index: artifacts[source.id].path for index, source in sources.items()}

@@ -19,7 +19,7 @@ from kvgen.registry.store import Found, Store
 from kvgen.registry.store import stores as all_stores
 from kvgen.spec import AnySpec, AnyWorkload, KernelSpec, Workload
 from kvgen.spec.timing import Timing
-from kvgen.spec.workloads import Coordinates, apart, coordinates_of, nearest
+from kvgen.spec.workloads import apart, coordinates_of, nearest
 from kvgen.toolchain import Artifact
 
 How = Literal["exact", "nearest", "default", "none"]
@@ -39,20 +39,21 @@ class Selection(NamedTuple):
 
 
 class _Candidate(NamedTuple):
+    """A whole entry of the spec's format and target. Their order is that of the rank: what was tuned first, of that what was tuned on this
+    device, then the nearest workloads, then the first store, then what was tuned for the fewest workloads beside the requested ones.
+    """
+
+    untuned: bool
+    other_device: bool
+    distance: float
+    place: int
+    further: int
     found: Found
     entry: Entry
-    distance: float
-    further: int
-    """Workloads that it was tuned for beside the requested ones."""
-    other_device: bool
-    place: int
 
     @property
-    def rank(self) -> tuple[bool, bool, float, int, int]:
-        """Order: what was tuned first, of that what was tuned on this device, then the nearest workloads, then the first store, then what
-        was tuned for the fewest other workloads.
-        """
-        return not self.entry.timings, self.other_device, self.distance, self.place, self.further
+    def rank(self) -> tuple[bool | float, ...]:
+        return self[:5]
 
 
 def select(
@@ -83,23 +84,15 @@ def select(
         if not found:
             why.append(f"{store.name} ({store.root}): nothing for this format")
         for one in found:
-            entry, problem = one.entry, one.problem
-            if entry is not None:
-                problem = stale(entry, target)
-            if entry is None or problem is not None:
-                why.append(f"{one.label}: passed over: {problem}")
-            else:
-                further = len({work.key for work, _ in entry.tuned} - {work.key for work in wanted})
-                candidates.append(_Candidate(one, entry, _coverage(entry, wanted), further, not _same_device(entry, device), place))
-    ranked = sorted(candidates, key=lambda candidate: candidate.rank)
-    selection = _choose(ranked, why, device) or _without_entry(spec, target, why)
-    return selection._replace(cautions=(*selection.cautions, *unread))
-
-
-def _choose(ranked: list[_Candidate], why: list[str], device: Mapping[str, Any]) -> Selection | None:
-    """The first candidate that fits this machine, None if none does; adds the reasons to `why`."""
+            entry = one.entry
+            if entry is None or (problem := stale(entry, target)) is not None:
+                why.append(f"{one.label}: passed over: {one.problem if entry is None else problem}")
+                continue
+            further = len({work.key for work, _ in entry.tuned} - {work.key for work in wanted})
+            other = entry.device.get("name") != device.get("name")
+            candidates.append(_Candidate(not entry.timings, other, _coverage(entry, wanted), place, further, one, entry))
     chosen: _Candidate | None = None
-    for candidate in ranked:
+    for candidate in sorted(candidates, key=lambda candidate: candidate.rank):
         where = f"{candidate.found.label} ({', '.join(work.key for work, _ in candidate.entry.tuned)})"
         if chosen is not None:
             why.append(f"{where}: not needed: {_behind(candidate, chosen)}")
@@ -109,29 +102,20 @@ def _choose(ranked: list[_Candidate], why: list[str], device: Mapping[str, Any])
             chosen = candidate
             match = "exact" if candidate.distance == 0 else f"nearest workload, {candidate.distance:.1f} doublings away"
             why.append(f"{where}: taken: {match}")
-    if chosen is None:
-        return None
-    how: How = "exact" if chosen.distance == 0 else "nearest"
-    return Selection(chosen.entry, how, tuple(why), tuple(_cautions(chosen.entry, device)))
-
-
-def _without_entry(spec: AnySpec, target: Target, why: Sequence[str]) -> Selection:
-    """The default of the first back end that supports the format; none, with the reasons, where no back end does."""
+    if chosen is not None:
+        cautions = (*_cautions(chosen.entry, device), *unread)
+        return Selection(chosen.entry, "exact" if chosen.distance == 0 else "nearest", tuple(why), cautions)
     backend, reasons = backends.first_for(spec, target)
     if backend is None:
-        return Selection(None, "none", tuple(why), refusals=tuple(reasons))
-    return Selection(None, "default", (*why, f"no entry is left: the default schedules of the {backend.name} back end"))
+        return Selection(None, "none", tuple(why), tuple(unread), tuple(reasons))
+    return Selection(None, "default", (*why, f"no entry is left: the default schedules of the {backend.name} back end"), tuple(unread))
 
 
 def _coverage(entry: Entry, wanted: Sequence[AnyWorkload]) -> float:
     """Weighted mean distance of the requested workloads to the entry's nearest; 0 if it was tuned for all of them."""
     tuned = [coordinates_of(work) for work, _ in entry.tuned]
-    total = sum(work.weight for work in wanted)
-    return sum(work.weight * _to_nearest(tuned, coordinates_of(work)) for work in wanted) / total
-
-
-def _to_nearest(tuned: Sequence[Coordinates], wanted: Coordinates) -> float:
-    return apart(tuned[nearest(tuned, wanted)], wanted)
+    away = [(work.weight, coordinates_of(work)) for work in wanted]
+    return sum(weight * apart(tuned[nearest(tuned, one)], one) for weight, one in away) / sum(weight for weight, _ in away)
 
 
 def stale(entry: Entry, target: Target) -> str | None:
@@ -149,32 +133,25 @@ def stale(entry: Entry, target: Target) -> str | None:
     return None
 
 
-def _same_device(entry: Entry, device: Mapping[str, Any]) -> bool:
-    return bool(entry.device.get("name") == device.get("name"))
-
-
 def _unfit(candidate: _Candidate) -> str | None:
     """The reason why a good entry cannot be used on this machine, or None. An entry that was tuned here and renders to the same tokens as
     then needs no check.
     """
-    entry = candidate.entry
-    if candidate.other_device and (reasons := _misfits(entry)):
-        return f"its schedule is not for this machine: {reasons[0]}"
+    entry, failed = candidate.entry, None
     try:
         outdated = entry.outdated
     except KvgenError as error:
-        return f"its schedule is gone: {next(iter(_misfits(entry)), error)}"
-    if outdated and (reasons := _misfits(entry)):
-        return f"kvgen's sources have changed since, and its schedule is gone: {reasons[0]}"
-    return None
-
-
-def _misfits(entry: Entry) -> list[str]:
-    """Why the entry's schedules are not in the search space of this machine; empty if they are."""
+        outdated, failed = True, str(error)
+    if not (outdated or candidate.other_device):
+        return None
     try:
-        return misfits(entry)
+        reason = next(iter(misfits(entry)), failed)
     except KvgenError as error:
-        return [str(error)]
+        reason = str(error)
+    if reason is None or failed:
+        return reason and f"its schedule is gone: {reason}"
+    changed = "kvgen's sources have changed since, and its schedule is gone"
+    return f"{changed if outdated else 'its schedule is not for this machine'}: {reason}"
 
 
 def misfits(entry: Entry) -> list[str]:
@@ -212,7 +189,7 @@ def _cautions(entry: Entry, device: Mapping[str, Any]) -> list[str]:
 
 
 def _behind(candidate: _Candidate, chosen: _Candidate) -> str:
-    if chosen.entry.timings and not candidate.entry.timings:
+    if candidate.untuned and not chosen.untuned:
         return "never tuned"
     if candidate.other_device and not chosen.other_device:
         return f"{candidate.entry.made} on {candidate.entry.device.get('name')}"
@@ -266,20 +243,9 @@ class Serving:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; times in µs, None where they were not measured."""
-        timing = self.timing
-        return {
-            "workload": self.workload.key,
-            "launch": self.index,
-            "backend": self.launch.backend,
-            "params": dict(self.launch.params),
-            "why": self.why,
-            "modelled_us": self.modelled_us,
-            "us": timing.us if timing else None,
-            "read_fraction": timing.read_fraction if timing else None,
-            "default_us": timing.default_us if timing else None,
-            "watts": timing.watts if timing else None,
-            "clock_mhz": timing.clock_mhz if timing else None,
-        }
+        launch = {"launch": self.index, "backend": self.launch.backend, "params": dict(self.launch.params)}
+        measured = {name: getattr(self.timing, name, None) for name in ("us", "read_fraction", "default_us", "watts", "clock_mhz")}
+        return {"workload": self.workload.key, **launch, "why": self.why, "modelled_us": self.modelled_us, **measured}
 
 
 def require_compiled(spec: KernelSpec, work: Workload) -> None:

@@ -7,18 +7,19 @@ The folders and names are for people; what an entry is for follows from its cont
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from kvgen._resources import generated
-from kvgen.errors import HostError, host_errors
+from kvgen.errors import HostError
 from kvgen.files import read_plain
-from kvgen.registry.entry import Damaged, Entry, OtherSchema
+from kvgen.registry.entry import Damaged, Entry
 from kvgen.spec import AnySpec, MatrixSpec, QuantSpec
 from kvgen.toolchain.cache import sync
 
@@ -89,13 +90,12 @@ class Store:
 
     def find(self, spec: AnySpec) -> list[Found]:
         """The store's entries of the spec's format, for any device and workload, and the damaged ones of its name."""
-        name = format_name(spec)
-        found = self._read(lambda file: file.partition(".")[0] == name)
+        found = self._read(format_name(spec))
         return [one for one in found if one.entry is None or one.entry.spec.format_id == spec.format_id]
 
     def all(self) -> list[Found]:
         """All entries of the store, in the order of paths."""
-        return self._read(lambda _: True)
+        return self._read(None)
 
     def without_entries(self) -> str:
         """What to say where a store that the user named holds no entry."""
@@ -108,28 +108,23 @@ class Store:
         text = entry.text()
         with self._locked():
             name = format_name(entry.spec)
-            beside = self._read(lambda file: file.partition(".")[0] == name)
-            present = [one.path for one in beside if one.key == entry.key]
-            folder = self.root / device_name(entry)
-            for path in present:
-                if path.parent == folder:
-                    place = path
-                    break
-            else:
-                place = next(path for stem in _names(entry, name) if not (path := folder / f"{stem}.json").exists())
-            self._write(place, text)
+            present = [one.path for one in self._read(name) if one.key == entry.key]
+            folder = self.root / slug(str(entry.device.get("name", "unknown")))[:MOST_NAME]
+            place = next((path for path in present if path.parent == folder), None)
+            place = place or next(path for stem in _names(entry, name) if not (path := folder / f"{stem}.json").exists())
+            folder.mkdir(parents=True, exist_ok=True)
+            handle, staged = tempfile.mkstemp(prefix=STAGING, dir=self.root)
+            with open(handle, "w", encoding="utf-8") as file:
+                os.fchmod(handle, 0o644)
+                file.write(text)
+                file.flush()
+                os.fsync(handle)
+            Path(staged).replace(place)
+            sync(folder)
             for path in present:
                 if path != place:
                     path.unlink(missing_ok=True)
         return place
-
-    def replace(self, old: Path, entry: Entry) -> Path:
-        """Write an entry in place of the file `old`, unless that was removed meanwhile. Returns the file. Raises as `put` does."""
-        text = entry.text()
-        with self._locked():
-            if old.exists():
-                self._write(old, text)
-        return old
 
     def remove(self, found: Found) -> None:
         """Remove an entry. Raises HostError if that fails."""
@@ -141,36 +136,27 @@ class Store:
         with self._locked(), tempfile.NamedTemporaryFile(prefix=STAGING, dir=self.root) as file:
             file.write(bytes(4096))
 
-    def _read(self, wanted: Callable[[str], bool]) -> list[Found]:
-        """The files whose names are wanted. One that disappears meanwhile was removed."""
+    def _read(self, name: str | None) -> list[Found]:
+        """The files of a format's name, or all. One that disappears meanwhile was removed."""
         found = []
-        for device in _listed(self.root):
-            for path in _listed(device) if device.is_dir() else ():
-                if not wanted(path.name) or not (path.suffix == ".json" or path.is_dir()):
-                    continue
-                try:
+        for path in (path for device in _listed(self.root) if device.is_dir() for path in _listed(device)):
+            if path.suffix == ".json" and name in (None, path.name.partition(".")[0]):
+                with suppress(FileNotFoundError):
                     found.append(self._load(path))
-                except FileNotFoundError:
-                    continue
         return found
 
     def _load(self, path: Path) -> Found:
         raw = b""
         try:
-            if path.is_dir():  # as kvgen wrote entries before they were files
-                raise OtherSchema(4)
-            try:
-                raw = read_plain(path, MOST_BYTES)
-            except FileNotFoundError:
-                raise
-            except (OSError, ValueError) as error:
-                reason = error.strerror if isinstance(error, OSError) else error
-                raise Damaged(f"{path.name} cannot be read: {reason}") from error
+            raw = read_plain(path, MOST_BYTES)
             entry = Entry.of_text(raw)
             return Found(self.name, path, entry.key, entry)
-        except Damaged as damage:
-            key = _KEY.search(raw)
-            return Found(self.name, path, key[1].decode() if key else path.stem, None, str(damage))
+        except FileNotFoundError:
+            raise
+        except (OSError, ValueError, Damaged) as error:
+            key, reason = _KEY.search(raw), error.strerror if isinstance(error, OSError) else error
+            problem = str(error) if isinstance(error, Damaged) else f"{path.name} cannot be read: {reason}"
+            return Found(self.name, path, key[1].decode() if key else path.stem, None, problem)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -187,17 +173,6 @@ class Store:
             reason = error.strerror or error
             raise HostError(f"cannot write to the {self.name} registry {self.root}: {reason}", self.root) from error
 
-    def _write(self, place: Path, text: str) -> None:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        handle, staged = tempfile.mkstemp(prefix=STAGING, dir=self.root)
-        with open(handle, "w", encoding="utf-8") as file:
-            os.fchmod(handle, 0o644)
-            file.write(text)
-            file.flush()
-            os.fsync(handle)
-        Path(staged).replace(place)
-        sync(place.parent)
-
 
 # --- names ---------------------------------------------------------------------------------------------------------------
 
@@ -205,11 +180,6 @@ class Store:
 def slug(text: str) -> str:
     """Lower-case letters, digits and hyphens only."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "unknown"
-
-
-def device_name(entry: Entry) -> str:
-    """Folder of an entry's device."""
-    return slug(str(entry.device.get("name", "unknown")))[:MOST_NAME]
 
 
 def format_name(spec: AnySpec) -> str:
@@ -237,18 +207,14 @@ def _names(entry: Entry, name: str) -> Iterator[str]:
     longer = f"{name}.{'+'.join(works)}"
     longer = longer if len(longer) <= MOST_NAME else f"{name}.{works[0]}+{len(works) - 1}-more"
     yield longer
-    number = 2
-    while True:
-        yield f"{longer}.{number}"
-        number += 1
+    yield from (f"{longer}.{number}" for number in itertools.count(2))
 
 
 def _listed(folder: Path) -> list[Path]:
     """Sorted contents of a folder, without hidden ones; none if it does not exist. Raises HostError if it cannot be listed."""
     try:
-        with host_errors("list", folder):
-            return sorted(folder / name for name in os.listdir(folder) if not name.startswith("."))
-    except HostError as error:
-        if isinstance(error.__cause__, FileNotFoundError):
-            return []
-        raise
+        return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise HostError(f"cannot list {folder}: {error.strerror or error}", folder) from error

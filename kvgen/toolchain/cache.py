@@ -6,8 +6,8 @@ import hashlib
 import json
 import os
 import shutil
-import socket
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -16,15 +16,13 @@ from typing import Annotated
 
 from kvgen._resources import user_cache
 from kvgen.errors import HostError, KvgenError, host_errors
-from kvgen.files import child, is_name, read_plain
+from kvgen.files import is_name
 from kvgen.plaindata import Json, rounded
 
 MODULE = "module.so"
 META = "artifact.json"
-MOST_MODULE = 1 << 30
-"""Largest size of a compiled module, in bytes."""
-MOST_TEXT = 1 << 24
-"""Largest size of any other file, in bytes."""
+ABANDONED_S = 86400.0
+"""Age of a temporary folder whose process was killed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +63,7 @@ class Artifact:
 
 
 class ArtifactCache:
-    """Artifacts under `root`. A damaged folder counts as missing. Leftovers of killed processes are removed later.
+    """Artifacts under `root`. A damaged folder counts as missing.
 
     Keys and source ids are single names: anything else is refused with a KvgenError. Methods that write raise HostError if
     the disk is full or `root` cannot be written.
@@ -79,17 +77,15 @@ class ArtifactCache:
         """The artifact of a key, or None if it is missing or was changed."""
         folder = self._folder(key)
         try:
-            meta = json.loads(read_plain(folder / META, MOST_TEXT))
-            module = folder / MODULE
-            if _sha256(module) != meta["sha256"]:
-                return None
-            return Artifact(key, module, Resources.from_json(meta["resources"]), meta["sha256"], str(meta.get("origin", "")))
+            meta, sha256 = json.loads((folder / META).read_bytes()), _sha256(folder / MODULE)
+            resources = Resources.from_json(meta["resources"])
+            return Artifact(key, folder / MODULE, resources, sha256, str(meta["origin"])) if sha256 == meta["sha256"] else None
         except PermissionError as error:
             raise HostError(f"cannot read {error.filename}: {error.strerror}", folder) from error
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except (OSError, ValueError, KeyError, TypeError):
             return None
 
-    def put(self, key: str, module: Path, resources: Resources, extra: dict[str, str] | None = None, origin: str = "") -> Artifact:
+    def put(self, key: str, module: Path, resources: Resources, extra: Mapping[str, str] | None = None, origin: str = "") -> Artifact:
         """Publish a compiled module, with text files by name in `extra` beside it; an existing good one stays.
 
         `origin` names the machine that compiled it, if it was another one.
@@ -98,13 +94,25 @@ class ArtifactCache:
             staged = folder / "entry"
             staged.mkdir()
             shutil.copyfile(module, staged / MODULE)
-            for name, text in (extra or {}).items():
-                child(staged, name).write_text(text, encoding="utf-8")
             meta = {"sha256": _sha256(staged / MODULE), "resources": resources.to_json(), "origin": origin}
-            (staged / META).write_text(json.dumps(meta, indent=1, sort_keys=True) + "\n")
+            for name, text in {**(extra or {}), META: json.dumps(meta, indent=1)}.items():
+                (staged / name).write_text(text, encoding="utf-8")
             for file in staged.iterdir():
                 sync(file)
             return self._publish(key, staged)
+
+    def _publish(self, key: str, staged: Path) -> Artifact:
+        target = self._folder(key)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        for _ in range(8):  # others may publish it, whole or damaged, at the same time
+            with suppress(OSError):  # it is there already
+                staged.rename(target)
+                sync(target.parent)
+            if (artifact := self.get(key)) is not None:
+                return artifact
+            with self.scratch() as aside, suppress(OSError):
+                target.rename(aside / "damaged")
+        raise HostError(f"cannot write {target}: it is damaged again and again", target)
 
     def name(self, source_id: str, key: str, machine: str) -> None:
         """Let a module be found by its source alone on machines like `machine` (`compilers.machine`): its compiler may be missing there."""
@@ -117,7 +125,7 @@ class ArtifactCache:
     def named(self, source_id: str, machine: str) -> Artifact | None:
         """The module that `name` assigned to a source on such a machine, or None."""
         try:
-            key = read_plain(self._source(source_id, machine), MOST_TEXT).decode()
+            key = self._source(source_id, machine).read_text()
         except (OSError, ValueError):
             return None
         return self.get(key) if is_name(key) else None
@@ -125,17 +133,16 @@ class ArtifactCache:
     def verified(self, artifact: Artifact, use: str) -> bool:
         """Whether `mark_verified` recorded exactly these bytes for this use."""
         try:
-            return read_plain(self._record(artifact, use), MOST_TEXT).decode() == artifact.sha256 != ""
+            return self._record(artifact, use).read_text() == artifact.sha256 != ""
         except (OSError, ValueError):
             return False
 
     def mark_verified(self, artifact: Artifact, use: str) -> None:
         """Record beside a module that its bytes passed verification. `use`: the digest of what that holds for (`Job.use`)."""
-        record = self._record(artifact, use)
         with self.scratch() as folder:
             (folder / "record").write_text(artifact.sha256)
             with suppress(FileNotFoundError):  # the module was removed meanwhile
-                (folder / "record").replace(record)
+                (folder / "record").replace(self._record(artifact, use))
 
     def remove(self, artifact: Artifact) -> None:
         """Remove a module, so that it is compiled again."""
@@ -146,35 +153,17 @@ class ArtifactCache:
         """Raise HostError if no module can be loaded from the cache, because its file system is mounted noexec."""
         folder = next(path for path in (self.root.absolute(), *self.root.absolute().parents) if path.exists())
         if os.statvfs(folder).f_flag & os.ST_NOEXEC:
-            raise HostError(
-                f"{self.root} is mounted noexec, and no module can be loaded from there: let KVGEN_CACHE_DIR name another folder", folder
-            )
+            why = "is mounted noexec, and no module can be loaded from there: let KVGEN_CACHE_DIR name another folder"
+            raise HostError(f"{self.root} {why}", folder)
 
     def require_writable(self) -> None:
         """Raise HostError if the cache cannot be written."""
         with self.scratch() as folder:
             (folder / "room").write_bytes(bytes(4096))
 
-    def _publish(self, key: str, staged: Path) -> Artifact:
-        target = self._folder(key)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        last: OSError | None = None
-        for _ in range(8):
-            try:
-                staged.rename(target)
-                sync(target.parent)
-            except OSError as error:  # it is there already, whole or damaged
-                last = error
-            artifact = self.get(key)
-            if artifact is not None:
-                return artifact
-            with self.scratch() as aside, suppress(OSError):  # damaged: move it away, then try again
-                target.rename(aside / "damaged")
-        raise HostError(f"cannot write {target}: {last.strerror if last else 'it is damaged again and again'}", target)
-
     @contextmanager
     def lock(self, key: str) -> Iterator[None]:
-        """Lock a key, so that only one process compiles it. The last holder removes the lock's file."""
+        """Lock a key, so that only one process compiles it. The operating system releases the lock when its holder dies."""
         from filelock import FileLock  # not needed to find a module
 
         self._folder(key)
@@ -186,13 +175,11 @@ class ArtifactCache:
         try:
             yield
         finally:
-            with suppress(OSError):
-                file.unlink()  # filelock retries on a file that was unlinked while it waited
             lock.release()
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:
-        """A temporary folder on the cache's own file system; removed afterwards, or later if this process is killed.
+        """A temporary folder on the cache's own file system; removed afterwards, or a day later if this process is killed.
 
         An OSError within becomes a HostError.
         """
@@ -201,23 +188,15 @@ class ArtifactCache:
             parent.mkdir(parents=True, exist_ok=True)
             if not self._swept:
                 self._swept = True
-                self.sweep()
-            folder = Path(tempfile.mkdtemp(prefix=owned(), dir=parent))
+                for left in parent.iterdir():
+                    with suppress(FileNotFoundError):
+                        if time.time() - left.stat().st_mtime > ABANDONED_S:
+                            shutil.rmtree(left, ignore_errors=True)
+            folder = Path(tempfile.mkdtemp(dir=parent))
             try:
                 yield folder
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
-
-    def sweep(self) -> None:
-        """Remove leftovers of processes of this machine that have ended."""
-        from filelock import FileLock, Timeout
-
-        for folder in (self.root / "tmp").glob(f"{socket.gethostname()}+*"):
-            if left_behind(folder.name):
-                shutil.rmtree(folder, ignore_errors=True)
-        for file in (self.root / "locks").glob("*.lock"):
-            with suppress(Timeout, OSError), FileLock(file, timeout=0):
-                file.unlink(missing_ok=True)
 
     def _folder(self, key: str) -> Path:
         if not is_name(key):
@@ -225,7 +204,7 @@ class ArtifactCache:
         return self.root / "modules" / key[:2] / key
 
     def _record(self, artifact: Artifact, use: str) -> Path:
-        return child(self._folder(artifact.id), f"verified-{use}")
+        return self._folder(artifact.id) / f"verified-{use}"
 
     def _source(self, source_id: str, machine: str) -> Path:
         if not is_name(source_id):
@@ -233,30 +212,8 @@ class ArtifactCache:
         return self.root / "sources" / f"{source_id}.{machine}"
 
 
-def owned(prefix: str = "") -> str:
-    """A prefix for names of temporary files that identifies this process; `left_behind` reads it."""
-    return f"{prefix}{_owner(os.getpid())}-"
-
-
-def left_behind(name: str, prefix: str = "") -> bool:
-    """Whether a temporary file belongs to a process of this machine that has ended."""
-    host, _, rest = name.removeprefix(prefix).rpartition("+")[0].rpartition("+")
-    if not name.startswith(prefix) or host != socket.gethostname() or not rest.isdigit():
-        return False
-    return not name.startswith(f"{prefix}{_owner(int(rest))}-")
-
-
-def _owner(pid: int) -> str:
-    """Host, process and its start time: a reused process id is another owner."""
-    try:
-        start = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
-        start = "gone"
-    return f"{socket.gethostname()}+{pid}+{start}"
-
-
 def _sha256(file: Path) -> str:
-    return hashlib.sha256(read_plain(file, MOST_MODULE)).hexdigest()
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def sync(path: Path) -> None:

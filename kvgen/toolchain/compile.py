@@ -29,65 +29,49 @@ PASS_DIED = re.compile(r"([\w ]*signal terminated program \w+|'?\w+'? died due t
 """Messages of g++ and nvcc if a signal ended one of their passes."""
 
 
-def ptx_only_default() -> bool:
-    """`KVGEN_PTX_ONLY`: emit PTX and no machine code, to run variants of older architectures on a newer GPU."""
-    return os.environ.get("KVGEN_PTX_ONLY", "") not in ("", "0")
-
-
-def build(
-    source: Source, cache: ArtifactCache | None = None, *, ptx_only: bool | None = None, timeout_s: float = COMPILE_TIMEOUT_S
-) -> Artifact:
+def build(source: Source, cache: ArtifactCache | None = None) -> Artifact:
     """The artifact of a source, from the cache (also one that was imported), else compiled.
 
     Raises ToolchainMissing without a compiler, CompileError (with its log) where the compiler refuses, takes too long or writes no module,
     HostError where this machine fails: its disk is full or cannot be written, or a compiler is killed.
     """
     cache = cache or ArtifactCache()
-    ptx_only = ptx_only_default() if ptx_only is None else ptx_only
-    found = cached(source, cache, ptx_only=ptx_only)
-    if found is not None:
+    if (found := cached(source, cache)) is not None:
         return found
     compiler = compiler_for(source.language)
-    key = compiler.key(source, ptx_only=ptx_only)
+    key = compiler.key(source)
     with cache.lock(key):
-        artifact = cache.get(key) or _compile(source, compiler, key, cache, ptx_only, timeout_s)
-    cache.name(source.id, key, _named_for(source, ptx_only))
+        artifact = cache.get(key) or _compile(source, compiler, key, cache)
+    cache.name(source.id, key, machine(source.target))
     return artifact
 
 
-def cached(source: Source, cache: ArtifactCache, *, ptx_only: bool | None = None) -> Artifact | None:
+def cached(source: Source, cache: ArtifactCache) -> Artifact | None:
     """The artifact of a source from the cache, imported or compiled here; None if it has to be compiled.
 
     What was compiled here counts for the same compiler alone, or where there is none. Raises ToolchainMissing where the cache has nothing
     and there is no compiler, HostError where the cache is mounted noexec.
     """
     cache.require_executable()
-    ptx_only = ptx_only_default() if ptx_only is None else ptx_only
-    named = cache.named(source.id, _named_for(source, ptx_only))
+    named = cache.named(source.id, machine(source.target))
     if named is not None and named.origin:
         return named
     try:
-        compiler = compiler_for(source.language)
+        return cache.get(compiler_for(source.language).key(source))
     except ToolchainMissing:
         if named is None:
             raise
         return named
-    return cache.get(compiler.key(source, ptx_only=ptx_only))
 
 
-def _named_for(source: Source, ptx_only: bool) -> str:
-    """The machines on which the cache finds a module by its source alone."""
-    return machine(source.target) + ("-ptx" if ptx_only else "")
-
-
-def _compile(source: Source, compiler: Compiler, key: str, cache: ArtifactCache, ptx_only: bool, timeout_s: float) -> Artifact:
+def _compile(source: Source, compiler: Compiler, key: str, cache: ArtifactCache) -> Artifact:
     with cache.scratch() as folder:
         file = folder / ("kernel.cu" if source.language == "cuda" else "kernel.cpp")
         with host_errors("write", file):
             file.write_text(source.text, encoding="utf-8")
         output = folder / "out.so"
         started = time.monotonic()
-        log = run_compiler(compiler.command(source, file, output, ptx_only=ptx_only), folder, timeout_s)
+        log = run_compiler(compiler.command(source, file, output), folder)
         seconds = time.monotonic() - started
         if not output.is_file():
             raise CompileError(f"{compiler} ended well and wrote no module")
@@ -95,18 +79,18 @@ def _compile(source: Source, compiler: Compiler, key: str, cache: ArtifactCache,
         return cache.put(key, output, Resources(str(compiler), seconds, kernels), {file.name: source.text, "log.txt": log})
 
 
-def run_compiler(command: list[str], folder: Path, timeout_s: float) -> str:
+def run_compiler(command: list[str], folder: Path, timeout_s: float = COMPILE_TIMEOUT_S) -> str:
     """Run a compiler with its temporary files in `folder`; returns its output. Raises CompileError, HostError.
 
     Its whole group is killed after `timeout_s` seconds.
     """
-    environment = {**os.environ, "TMPDIR": str(folder), "LC_ALL": "C"}
+    name, environment = Path(command[0]).name, {**os.environ, "TMPDIR": str(folder), "LC_ALL": "C"}
     try:
         with host_errors("run", Path(command[0])):
             done = run(command, timeout_s, cwd=folder, env=environment, stderr=subprocess.STDOUT)
     except subprocess.TimeoutExpired:
-        raise CompileError(f"{Path(command[0]).name} took longer than {timeout_s:g} s and was stopped") from None
-    name, status, log = Path(command[0]).name, done.returncode, str(done.stdout)
+        raise CompileError(f"{name} took longer than {timeout_s:g} s and was stopped") from None
+    status, log = done.returncode, str(done.stdout)
     if status < 0:
         raise CompilerCrash(f"{name} was ended by {signal.Signals(-status).name}", folder)
     if status and (reason := HOST_REASONS.search(log)):
@@ -124,12 +108,9 @@ class CompilePool:
     Leaving the context drops what has not started and waits for the rest, or ends it if an exception leaves the context.
     """
 
-    def __init__(
-        self, cache: ArtifactCache, workers: int | None = None, *, ptx_only: bool | None = None, timeout_s: float = COMPILE_TIMEOUT_S
-    ) -> None:
+    def __init__(self, cache: ArtifactCache, workers: int | None = None) -> None:
         self.workers = workers or cores()
-        self._cache, self._ptx_only, self._timeout_s = cache, ptx_only, timeout_s
-        self._children = Children()
+        self._cache, self._children = cache, Children()
         self._threads = ThreadPoolExecutor(self.workers, "compile", self._children.adopt)
 
     def __enter__(self: P) -> P:
@@ -151,16 +132,11 @@ class CompilePool:
 
     def build(self, source: Source) -> Artifact:
         """Compile in this thread, unless the cache has the artifact. Raises as `kvgen.toolchain.build` does."""
-        return build(source, self._cache, ptx_only=self._ptx_only, timeout_s=self._timeout_s)
+        return build(source, self._cache)
 
 
 def build_many(
-    sources: Sequence[Source],
-    workers: int | None = None,
-    cache: ArtifactCache | None = None,
-    *,
-    ptx_only: bool | None = None,
-    timeout_s: float = COMPILE_TIMEOUT_S,
+    sources: Sequence[Source], workers: int | None = None, cache: ArtifactCache | None = None
 ) -> Iterator[tuple[int, Artifact | CompileError | CompilerCrash]]:
     """Yield (index, artifact or the compiler's error) as compilations end; `workers` defaults to the CPUs of this process.
 
@@ -169,7 +145,7 @@ def build_many(
     """
     for language in {source.language for source in sources}:
         compiler_for(language)
-    with CompilePool(cache or ArtifactCache(), workers, ptx_only=ptx_only, timeout_s=timeout_s) as pool:
+    with CompilePool(cache or ArtifactCache(), workers) as pool:
         futures = {pool.run(partial(pool.build, source)): index for index, source in enumerate(sources)}
         for future in as_completed(futures):
             error = future.exception()

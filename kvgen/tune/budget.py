@@ -13,19 +13,18 @@ from typing import Literal
 
 RESERVE, MOST_RESERVE = 0.2, 0.5
 """Fraction of the seconds that is kept for the final, and the largest one where the final takes longer."""
-
+_PART = r"(\d+(?:\.\d+)?)\s*(h|min|m|s)\s*"
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
-_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h)(?:(?<=s)ec(?:ond)?s?|(?<=m)in(?:ute)?s?|(?<=h)(?:r|our)s?)?\s*")
-_DURATION = re.compile(rf"\d+(?:\.\d+)?|(?:{_PART.pattern})+")
 
 
 def parse_duration(text: str) -> float:
     """Seconds of a duration: `90`, `90s`, `3m`, `5min`, `1h30m`; of several numbers each has a unit. Raises ValueError with an example."""
     compact = text.strip().lower()
-    if _DURATION.fullmatch(compact) is None:
+    if re.fullmatch(r"\d+(\.\d+)?", compact):
+        return float(compact)
+    if re.fullmatch(f"(?:{_PART})+", compact) is None:
         raise ValueError(f"{text!r:.60} is not a duration; write 90s, 3m, 5min or 1h30m")
-    parts = _PART.findall(compact)
-    return sum(float(number) * _UNITS[unit] for number, unit in parts) if parts else float(compact)
+    return sum(float(number) * _UNITS[unit[0]] for number, unit in re.findall(_PART, compact))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +84,9 @@ class Clock:
     @property
     def search_left(self) -> float | None:
         """Seconds left until the final must begin; None without a bound."""
-        seconds = self.budget.seconds
-        if seconds is None:
+        if (seconds := self.budget.seconds) is None:
             return None
-        reserve = max(RESERVE * seconds, min(self.final_seconds, MOST_RESERVE * seconds))
-        return max(0.0, seconds - reserve - self.elapsed)
+        return max(0.0, seconds - max(RESERVE * seconds, min(self.final_seconds, MOST_RESERVE * seconds)) - self.elapsed)
 
     @property
     def search_over(self) -> bool:
@@ -111,25 +108,20 @@ class Best:
 
 @dataclass(frozen=True)
 class Progress:
-    """A snapshot of a build."""
+    """A snapshot of a build: measurements of this build (`done`), the most that it may take (`planned`, None until the search begins) and
+    those of earlier builds (`known`); `failures` by kind, `best` by workload key, seconds `elapsed` and `left` (None without a bound).
+    """
 
     phase: Phase
     note: str
     """The current activity."""
     done: int
-    """Measurements taken in this build."""
     planned: int | None
-    """Measurements that it may take at most; None until the search begins."""
     known: int
-    """Measurements found from earlier builds."""
     failures: Counter[str]
-    """Outcomes other than ok, by kind."""
     best: Mapping[str, Best]
-    """By workload key."""
     elapsed: float
-    """Seconds."""
     left: float | None
-    """Seconds left of the budget; None without a bound."""
 
 
 Watch = Callable[[Progress], None]

@@ -14,7 +14,7 @@ from kvgen._resources import templates
 from kvgen.arch import Target
 from kvgen.digest import digest, files_digest
 from kvgen.errors import ToolchainMissing, UnsupportedError
-from kvgen.lower.backend import Backend, Language, Sources, backends_for, refusal
+from kvgen.lower.backend import Backend, Sources, backends_for, refusal
 from kvgen.lower.schedule import Schedule
 from kvgen.lower.space import SearchSpace
 from kvgen.measure.measurement import Candidate
@@ -22,7 +22,6 @@ from kvgen.registry.store import Store
 from kvgen.spec import AnySpec, AnyWorkload
 from kvgen.spec.workloads import apart_across_formats
 from kvgen.toolchain import ArtifactCache, compilers
-from kvgen.toolchain.compile import ptx_only_default
 
 MOST_WARM = 8
 """Launches of other formats that a search begins with, per workload and back end."""
@@ -71,15 +70,13 @@ def require_toolchain(sources: Sources, found: Sequence[Contender], cache: Artif
     """
     from kvgen.runtime.device import cannot_run_here
 
-    target, missing, languages = sources.target, [], dict[Language, None]()
+    target, missing = sources.target, list[str]()
     for source in (sources.of(c.defaults[0]) for c in found):
-        if compile_only or cache.named(source.id, compilers.machine(source.target)) is None:
-            languages[source.language] = None
-    for language in languages:
         try:
-            compilers.compiler_for(language)
+            if compile_only or cache.named(source.id, compilers.machine(source.target)) is None:
+                compilers.compiler_for(source.language)
         except ToolchainMissing as error:  # noqa: PERF203 - all that is missing is named
-            missing.append(str(error))
+            missing += [str(error)] if str(error) not in missing else []
     if not compile_only and (reason := cannot_run_here(target)) is not None:
         missing.append(f"{reason}, so nothing can be measured (--compile-only compiles here, to be tuned on another machine)")
     if missing:
@@ -94,7 +91,7 @@ def study_name(sources: Sources, contender: Contender, workload: AnyWorkload, po
     plain = sources.of(contender.defaults[0])
     code = [plain.id, _lowering()]
     with suppress(ToolchainMissing):  # imported modules need no compiler
-        code.append(compilers.compiler_for(plain.language).key(plain, ptx_only=ptx_only_default()))
+        code.append(compilers.compiler_for(plain.language).key(plain))
     return f"{sources.spec.format_id}-{sources.target}-{contender.backend.name}-{workload.key}-{digest([space, code, dict(policy)])}"
 
 
@@ -126,16 +123,15 @@ def warm_starts(spec: AnySpec, target: Target, found: Sequence[Contender], store
     """
     entries = [one.entry for store in stores for one in store.all() if one.entry is not None]
     entries = [one for one in entries if type(one.spec) is type(spec) and one.arch == target and one.provenance.get("tuned")]
-    columns: list[list[Candidate]] = []
-    for work in spec.workloads:
-        for contender in found:
-            away: dict[Schedule, float] = {}
-            for entry in entries:
-                for other, launch in entry.tuned:
-                    schedule = Schedule(launch.backend, contender.defaults[0].layout, launch.params)
-                    if launch.backend == contender.backend.name and not contender.space.doubts(schedule, work):
-                        distance = apart_across_formats(spec, work, entry.spec, other)
-                        away[schedule] = min(distance, away.get(schedule, distance))
-            columns.append([Candidate(schedule, work) for schedule in sorted(away, key=lambda s: (away[s], s.id))])
-    rows = ([column[rank] for column in columns if rank < len(column)] for rank in range(MOST_WARM))
-    return list(dict.fromkeys(candidate for row in rows for candidate in row))
+    ranked: list[tuple[int, Candidate]] = []
+    for work, contender in ((work, contender) for work in spec.workloads for contender in found):
+        away: dict[Schedule, float] = {}
+        for entry in entries:
+            for other, launch in entry.tuned:
+                schedule = Schedule(launch.backend, contender.defaults[0].layout, launch.params)
+                if launch.backend == contender.backend.name and not contender.space.doubts(schedule, work):
+                    distance = apart_across_formats(spec, work, entry.spec, other)
+                    away[schedule] = min(distance, away.get(schedule, distance))
+        nearest = sorted(away, key=lambda schedule: (away[schedule], schedule.id))[:MOST_WARM]
+        ranked += [(rank, Candidate(schedule, work)) for rank, schedule in enumerate(nearest)]
+    return [candidate for _, candidate in sorted(ranked, key=lambda one: one[0])]

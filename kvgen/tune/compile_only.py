@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ from kvgen.arch import Target
 from kvgen.errors import CompileError, CompilerCrash
 from kvgen.lower.backend import Backend, Source, Sources
 from kvgen.lower.schedule import Schedule
-from kvgen.lower.space import SearchSpace
 from kvgen.plaindata import Json
 from kvgen.registry import user_store
 from kvgen.registry.entry import Entry
@@ -52,7 +51,7 @@ class CompileReport:
     path: Path
     seconds: float
     feasible: int
-    """Schedules of the search space; more than were compiled where `limit` asked for a covering set."""
+    """Schedules of the search space; more than were compiled where there was a `limit`."""
     refusals: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -84,10 +83,9 @@ def compile_space(
     """Compile the spec's schedules without running them; the defaults of the first back end are registered as an untuned entry, unless a
     tuned one is there.
 
-    With `limit`, at most that many schedules per back end (but all defaults), chosen so that every value of every parameter occurs
-    (as far as they go). Modules stay in the cache, where a later tuning finds them. Raises ToolchainMissing without a compiler,
-    UnsupportedError where no back end takes the spec, CompileError where not even a default compiles, HostError where the disk
-    fails: before anything is compiled if the registry or the cache cannot be written.
+    With `limit`, the defaults and a random choice of others, so many per back end. Modules stay in the cache, where a later tuning finds
+    them. Raises ToolchainMissing without a compiler, UnsupportedError where no back end takes the spec, CompileError where not even a
+    default compiles, HostError where the disk fails: before anything is compiled if the registry or the cache cannot be written.
     """
     target = target or resolve(spec.arch)
     found, refusals = contenders(spec, target, backends)
@@ -100,8 +98,10 @@ def compile_space(
     spaces = [(c, list(c.space.schedules())) for c in found]
     jobs: list[tuple[Schedule, Source]] = []
     for c, every in spaces:
-        chosen = list(dict.fromkeys([*c.defaults, *every])) if limit is None else covering(c.space, every, c.defaults, limit)
-        jobs += [(schedule, sources.of(schedule)) for schedule in chosen]
+        rest = [schedule for schedule in every if schedule not in c.defaults]
+        if limit is not None:
+            rest = random.Random(0).sample(rest, min(len(rest), max(0, limit - len(c.defaults))))
+        jobs += [(schedule, sources.of(schedule)) for schedule in (*c.defaults, *rest)]
     outcomes: dict[int, CompileOutcome] = {}
     defaults: dict[Schedule, tuple[Source, Artifact]] = {}
     for index, result in build_many([source for _, source in jobs], workers, cache):
@@ -116,9 +116,8 @@ def compile_space(
         failures = Counter(one.kind for one in outcomes.values() if one.kind != "ok")
         watch(Progress("compiling", str(schedule), len(outcomes), len(jobs), 0, failures, {}, time.monotonic() - began, None))
     entry = make_untuned(spec, target, found[0], {one: defaults[one] for one in found[0].defaults})
-    tuned = (one for one in store.find(spec) if one.entry is not None and one.entry.key == entry.key and one.entry.timings)
-    there = next(tuned, None)
-    entry, path = (there.entry, there.path) if there is not None and there.entry is not None else (entry, store.put(entry))
+    there = ((one.entry, one.path) for one in store.find(spec) if one.entry and one.entry.key == entry.key and one.entry.timings)
+    entry, path = next(there, None) or (entry, store.put(entry))
     every_outcome = tuple(outcome for _, outcome in sorted(outcomes.items()))
     feasible, seconds = sum(len(every) for _, every in spaces), time.monotonic() - began
     return CompileReport(spec, target, every_outcome, entry, path, seconds, feasible, tuple(map(str, refusals)))
@@ -139,20 +138,3 @@ def _outcome(schedule: Schedule, result: Artifact | CompileError | CompilerCrash
         result.id,
         f"{spills} bytes of register spills" if spills else "",
     )
-
-
-def covering(space: SearchSpace, schedules: Iterable[Schedule], first: Sequence[Schedule], limit: int) -> list[Schedule]:
-    """The `first` and others, `limit` in all (but all of the first), that together show as many parameter values as they can."""
-
-    def values(schedule: Schedule) -> set[tuple[str, object]]:
-        return {*schedule.layout.items(), *schedule.launch.items()}
-
-    rest = [schedule for schedule in schedules if schedule not in first]
-    random.Random(space.backend).shuffle(rest)
-    chosen, seen = list(first), {item for schedule in first for item in values(schedule)}
-    while rest and len(chosen) < limit:
-        best = max(rest, key=lambda schedule: len(values(schedule) - seen))
-        chosen.append(best)
-        seen |= values(best)
-        rest.remove(best)
-    return chosen

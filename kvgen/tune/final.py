@@ -30,8 +30,8 @@ class Decision:
     launches: Mapping[str, Measurement]
     rivals: Mapping[str, Measurement]
     """By workload, the best record of another back end over the same layout, if there is one."""
-    runners_up: tuple[tuple[Params, Mapping[str, Measurement]], ...]
-    """The best records of every other layout, the best layout first."""
+    runner_up: tuple[Params, Mapping[str, Measurement]] | None
+    """The next best layout with its best records, if there is one."""
     why: str
 
 
@@ -39,20 +39,20 @@ def finalists(records: Iterable[Measurement], workloads: Sequence[AnyWorkload], 
     """Candidates to measure again side by side: `keep`; per workload the best launches of the best layout and the best launch of the
     next best layouts; and of each of these layouts the best launch of every back end.
     """
-    good = sorted((record for record in records if record.timed), key=lambda record: record.cost)
-
-    def here(layout: Params, workload: AnyWorkload) -> list[Measurement]:
-        return [r for r in good if r.candidate.layout == layout and r.candidate.workload.key == workload.key]
+    best: dict[Params, dict[str, list[Measurement]]] = {}
+    for record in sorted((record for record in records if record.timed), key=lambda record: record.cost):
+        works = best.setdefault(record.candidate.layout, {work.key: [] for work in workloads})
+        works[record.candidate.workload.key].append(record)
 
     def score(layout: Params) -> float:
-        return geomean((next((r.cost for r in here(layout, work)), math.inf), work.weight) for work in workloads)
+        return geomean((next((r.cost for r in best[layout][work.key]), math.inf), work.weight) for work in workloads)
 
     candidates = dict.fromkeys(keep)
-    for place, layout in enumerate(sorted(dict.fromkeys(record.candidate.layout for record in good), key=score)[: 1 + RIVALS]):
-        for workload in workloads:
-            best = [record.candidate for record in here(layout, workload)]
-            candidates.update(dict.fromkeys(best[: LAUNCHES if place == 0 else 1]))
-            candidates.update(dict.fromkeys({candidate.backend: candidate for candidate in reversed(best)}.values()))
+    for place, layout in enumerate(sorted(best, key=score)[: 1 + RIVALS]):
+        for found in best[layout].values():
+            here = [record.candidate for record in found]
+            candidates |= dict.fromkeys(here[: LAUNCHES if place == 0 else 1])
+            candidates |= dict.fromkeys({candidate.backend: candidate for candidate in reversed(here)}.values())
     return list(candidates)
 
 
@@ -97,16 +97,16 @@ def decide(
         why = f"first in the fixed order among {len(tied)} layouts within noise"
     pick = picks[layout]
     rivals: dict[str, Measurement] = {}
-    for record in sorted(good, key=lambda record: record.cost):
+    for record in sorted(good, key=lambda record: -record.cost):
         winner = pick[record.candidate.workload.key].candidate
         if record.candidate.layout == layout and record.candidate.backend != winner.backend:
-            rivals.setdefault(winner.workload.key, record)
+            rivals[winner.workload.key] = record
     won: dict[str, list[str]] = {}
     for key, record in pick.items():
         won.setdefault(record.candidate.backend, []).append(key)
     if len(won) > 1:
         why += "; " + ", ".join(f"{backend} at {' '.join(keys)}" for backend, keys in sorted(won.items()))
-    return Decision(layout, pick, rivals, tuple((other, picks[other]) for other in ranked if other != layout), why)
+    return Decision(layout, pick, rivals, next(((other, picks[other]) for other in ranked if other != layout), None), why)
 
 
 def _loses(pick: Mapping[str, Measurement], to: Mapping[str, Measurement], compare: Compare) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Condition, Event
 
@@ -13,7 +12,7 @@ from kvgen.lower.backend import Sources
 from kvgen.lower.schedule import Schedule
 from kvgen.measure.measurement import Candidate, Key, Measurement
 from kvgen.toolchain import Artifact, ArtifactCache
-from kvgen.toolchain.compile import CompilePool, T
+from kvgen.toolchain.compile import CompilePool
 from kvgen.tune.runner import Runner
 
 Outcome = Measurement | BaseException | None
@@ -23,8 +22,8 @@ Outcome = Measurement | BaseException | None
 class CompileQueue(CompilePool):
     """Modules of schedules, each compiled once. `exclusive`: compilers rest while something is measured, which they would disturb."""
 
-    def __init__(self, sources: Sources, cache: ArtifactCache, *, exclusive: bool, workers: int | None = None) -> None:
-        super().__init__(cache, workers)
+    def __init__(self, sources: Sources, cache: ArtifactCache, *, exclusive: bool) -> None:
+        super().__init__(cache)
         self._sources, self._exclusive = sources, exclusive
         self._jobs: dict[str, Future[Artifact]] = {}
         self._changed, self._compiling, self._resting = Condition(), 0, 0
@@ -32,16 +31,12 @@ class CompileQueue(CompilePool):
     def start(self, schedule: Schedule) -> Future[Artifact]:
         """Queue a schedule, unless it was queued before."""
         if schedule.id not in self._jobs:
-            self._jobs[schedule.id] = self.beside(lambda: self.build(self._sources.of(schedule)))
+            self._jobs[schedule.id] = self.run(lambda: self._compile(schedule))
         return self._jobs[schedule.id]
 
     def artifact(self, schedule: Schedule) -> Artifact:
         """The compiled schedule; waits for it. Raises CompileError, CompilerCrash, UnsupportedError, ToolchainMissing or HostError."""
         return self.start(schedule).result()
-
-    def beside(self, task: Callable[[], T]) -> Future[T]:
-        """Run a task as a compiler runs: in a thread of the pool, and not while one measures exclusively."""
-        return self.run(partial(self._run, task))
 
     @contextmanager
     def at_rest(self) -> Iterator[None]:
@@ -59,12 +54,12 @@ class CompileQueue(CompilePool):
                 self._resting -= 1
                 self._changed.notify_all()
 
-    def _run(self, task: Callable[[], T]) -> T:
+    def _compile(self, schedule: Schedule) -> Artifact:
         with self._changed:
             self._changed.wait_for(lambda: not self._resting)
             self._compiling += 1
         try:
-            return task()
+            return self.build(self._sources.of(schedule))
         finally:
             with self._changed:
                 self._compiling -= 1

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import platform
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 from kvgen.arch import Target
 from kvgen.lower.backend import Source, Sources
 from kvgen.lower.schedule import Schedule
 from kvgen.measure.measurement import Measurement
 from kvgen.registry.device import here, provenance
-from kvgen.registry.entry import Entry
+from kvgen.registry.entry import Entry, OtherLayout, Rival, RunnerUp
 from kvgen.registry.select import untuned_entry
 from kvgen.spec import AnySpec, AnyWorkload, KernelSpec
 from kvgen.spec.timing import Timing
 from kvgen.toolchain import Artifact
 from kvgen.tune.candidates import Contender
+from kvgen.tune.final import Decision
 from kvgen.verify.quality import format_quality
-
-if TYPE_CHECKING:
-    from kvgen.tune.final import Decision
-    from kvgen.tune.measuring import CompileQueue
 
 MOST_LAUNCHES = 4
 """Of an entry, unless more workloads have winners of their own."""
@@ -32,37 +31,41 @@ def make_entry(
     sources: Sources,
     decision: Decision,
     more: Sequence[Schedule],
-    compile_queue: CompileQueue,
+    artifact: Callable[[Schedule], Artifact],
     records: Sequence[Measurement],
     defaults: Mapping[str, Schedule],
     facts: Mapping[str, Any],
 ) -> Entry:
-    """The entry of a tuned winner; `records` are the basis of the decision, `defaults` are by workload key, `facts` become part of its
-    provenance, `more` are further launches for other calls.
+    """The entry of a tuned winner; `artifact` gives compiled schedules, `records` are the basis of the decision, `defaults` are by workload
+    key, `facts` become part of its provenance, `more` are further launches for other calls.
     """
     spec, target = sources.spec, sources.target
-    launches: list[tuple[AnyWorkload, Schedule, Source, Artifact | None]] = []
-    timings, accuracy = [], {}
+
+    def compiled(work: AnyWorkload, schedule: Schedule) -> tuple[AnyWorkload, Schedule, Source, Artifact]:
+        return work, schedule, sources.of(schedule), artifact(schedule)
+
+    def rivals(launches: Mapping[str, Measurement]) -> dict[str, Rival]:
+        return {key: Rival(one.candidate.backend, one.candidate.schedule.launch, one.cost) for key, one in launches.items()}
+
+    timings = []
     for work in spec.workloads:
-        record = decision.launches[work.key]
-        schedule = record.candidate.schedule
-        launches.append((work, schedule, sources.of(schedule), compile_queue.artifact(schedule)))
-        default_us = _cost(records, defaults[work.key], work)
-        timings.append(Timing(work, record.cost, record.samples, record.read_us, default_us, record.watts, record.clock_mhz))
-        accuracy[work.key] = dict(record.accuracy)
-    compiler = launches[0][3].resources.compiler if launches[0][3] else ""
+        won = decision.launches[work.key]
+        default_us = next((one.cost for one in records if one.timed and one.key == (defaults[work.key].id, work.key)), None)
+        timings.append(Timing(work, won.cost, won.samples, won.read_us, default_us, won.watts, won.clock_mhz))
+    launches = [compiled(work, decision.launches[work.key].candidate.schedule) for work in spec.workloads]
+    other = OtherLayout(decision.runner_up[0], rivals(decision.runner_up[1])) if decision.runner_up else None
     entry = Entry.of(
         spec,
         target,
         launches,
-        [(spec.workloads[0], schedule, sources.of(schedule), compile_queue.artifact(schedule)) for schedule in more],
+        [compiled(spec.workloads[0], schedule) for schedule in more],
         device=dict(here(target)),
-        toolchain=toolchain(compiler),
+        toolchain=_toolchain(launches[0][3]),
         provenance={**provenance(), **facts, "tuned": True, "why": decision.why},
-        accuracy=accuracy,
+        accuracy={key: dict(record.accuracy) for key, record in decision.launches.items()},
         timings=tuple(timings),
-        runner_up=_runner_up(decision),
-        quality={"outputs": format_quality(spec)} if isinstance(spec, KernelSpec) else None,  # accuracy has the errors of a matrix
+        runner_up=RunnerUp(rivals(decision.rivals), other) if decision.rivals or other else None,
+        quality=_quality(spec),
     )
     return replace(entry, provenance={**entry.provenance, "sources": entry.sources_id})
 
@@ -82,49 +85,21 @@ def further(spec: AnySpec, target: Target, winners: Sequence[Schedule], first: C
 
 
 def make_untuned(spec: AnySpec, target: Target, c: Contender, built: Mapping[Schedule, tuple[Source, Artifact]]) -> Entry:
-    """The untuned entry of a back end's defaults and its plain schedule, which were compiled and never run."""
-    return untuned_entry(
-        spec,
-        target,
-        c.backend,
-        built,
-        device=dict(here(target)),
-        toolchain=toolchain(built[c.defaults[0]][1].resources.compiler),
-        provenance={**provenance(), "tuned": False, "why": "compiled only: never run, never measured"},
-        quality={"outputs": format_quality(spec)} if isinstance(spec, KernelSpec) else None,  # accuracy has the errors of a matrix
-    )
+    """The untuned entry of a back end's defaults, which were compiled and never run."""
+    facts = {**provenance(), "tuned": False, "why": "compiled only: never run, never measured"}
+    about = {"device": dict(here(target)), "toolchain": _toolchain(built[c.defaults[0]][1]), "provenance": facts}
+    return untuned_entry(spec, target, c.backend, built, **about, quality=_quality(spec))
 
 
-def toolchain(compiler: str) -> dict[str, Any]:
+def _quality(spec: AnySpec) -> dict[str, Any] | None:
+    """What the format costs; the errors of a matrix are in the entry's accuracy."""
+    return {"outputs": format_quality(spec)} if isinstance(spec, KernelSpec) else None
+
+
+def _toolchain(artifact: Artifact) -> dict[str, Any]:
     """Versions that a compiled module depends on."""
-    import platform
-    from importlib.metadata import PackageNotFoundError, version
-
-    versions = {"compiler": compiler, "python": platform.python_version(), "torch": version("torch"), "tvm_ffi": version("apache-tvm-ffi")}
-    with suppress(PackageNotFoundError):
-        versions["tilelang"] = version("tilelang")
+    versions = {"compiler": artifact.resources.compiler, "python": platform.python_version()}
+    for name, package in {"torch": "torch", "tvm_ffi": "apache-tvm-ffi", "tilelang": "tilelang"}.items():
+        with suppress(PackageNotFoundError):
+            versions[name] = version(package)
     return versions
-
-
-def _cost(records: Sequence[Measurement], schedule: Schedule, work: AnyWorkload) -> float | None:
-    """µs of a schedule at a workload among some records."""
-    costs = [r.cost for r in records if r.timed and r.candidate.schedule.id == schedule.id and r.candidate.workload.key == work.key]
-    return costs[0] if costs else None
-
-
-def _runner_up(decision: Decision) -> dict[str, Any] | None:
-    """The runners-up as plain data: other back ends over the same layout, and the best other layout."""
-    if not decision.rivals and not decision.runners_up:
-        return None
-    other: dict[str, Any] | None = None
-    if decision.runners_up:
-        layout, launches = decision.runners_up[0]
-        other = {"layout": dict(layout), "launches": _describe(launches)}
-    return {"launches": _describe(decision.rivals), "layout": other}
-
-
-def _describe(launches: Mapping[str, Measurement]) -> dict[str, Any]:
-    return {
-        key: {"backend": record.candidate.backend, "launch": dict(record.candidate.schedule.launch), "us": record.cost}
-        for key, record in launches.items()
-    }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -15,11 +14,11 @@ from filelock import FileLock, Timeout
 
 from kvgen._machine import available_bytes, cores
 from kvgen._nvml import gpu_uuid, named_gpus, visible_gpus
-from kvgen.arch import Target, device_type
+from kvgen.arch import Target
 from kvgen.errors import MeasureError, host_errors
 from kvgen.measure.device import fingerprint
 from kvgen.measure.measurement import LEAST_ROUNDS, Candidate, Job, Measurement, TimingPolicy, VerdictKind, compare
-from kvgen.measure.worker import Worker, compile_read_roofline
+from kvgen.measure.worker import Worker
 from kvgen.plaindata import Facts
 from kvgen.spec import AnySpec
 from kvgen.toolchain import Artifact
@@ -71,28 +70,18 @@ class Runner:
         """Errors by sha256: checks that do not depend on the workload run once."""
         self._verifying: dict[str, Lock] = {}
         self._closed = Event()
-        visible = [] if target == "cpu" else visible_gpus()
-        names: Sequence[str | None] = named_gpus(devices) if devices and target != "cpu" else [None]
-        self.devices, self.exclusive = len(names), target == "cpu"
-        """Candidates that can be measured at the same time; whether compilers must rest then."""
-        self._search = CPU_SEARCH if target == "cpu" else CUDA_SEARCH
+        self.exclusive = target == "cpu"
+        """Whether compilers must rest while a candidate is measured."""
+        visible = [] if self.exclusive else visible_gpus()
+        names: Sequence[str | None] = named_gpus(devices) if devices and not self.exclusive else visible[:1] or [None]
+        self.devices = len(names)
+        """Candidates that can be measured at the same time."""
+        self._search = CPU_SEARCH if self.exclusive else CUDA_SEARCH
         self.policy: Mapping[str, Any] = {"device": fingerprint(target), "timing": asdict(self._search), "check": asdict(self._check)}
         """Part of every study's name."""
         memory_bytes = memory_bytes if memory_bytes is not None else available_bytes() // (1 + self.devices)
-        self._workers = [Worker(memory_bytes, _environment(name, len(names))) for name in names]
-        first = visible[0] if visible else "cpu" if target == "cpu" else "gpu"
-        self._locks = [locks / f"measure-{gpu_uuid(name or first) if visible else first}.lock" for name in names]
-
-    def ready(self) -> None:
-        """Start all workers at the same time, and compile the read roofline: it only saves the first measurement that time."""
-        with ThreadPoolExecutor(self.devices, thread_name_prefix="start") as pool:
-            starting = pool.map(self._start, range(self.devices))
-            compile_read_roofline(self._target)
-            list(starting)
-
-    def _start(self, device: int) -> None:
-        with self._locked(device):
-            self._workers[device].start(device_type(self._target))
+        self._workers = [Worker(memory_bytes, _environment(name if devices else None, len(names))) for name in names]
+        self._locks = [locks / f"measure-{target if name is None else gpu_uuid(name)}.lock" for name in names]
 
     def shortest_final(self, entrants: int) -> float:
         """Least seconds that the final takes for so many candidates."""

@@ -2,9 +2,9 @@
 
 The first round has the layouts nearest to the default's, each with the launch nearest to its back end's default. Each later round gives
 more launches to every layout, back end and workload, and sets the worse half of the layouts aside, by the weighted geometric mean of
-their best times of any back end. When another layout takes the lead, its nearest neighbours join. Within a layout, a back end that is
-far behind another at a workload is set aside there. What was set aside is tried when nothing else is left. If the budget covers the
-space, every layout takes part from the start.
+their best times of any back end; the untried layout nearest to the best one joins. Within a layout, a back end that is far behind another
+at a workload is set aside there. What was set aside is tried when nothing else is left. If the budget covers the space, all is tried in
+the seed's order.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from kvgen.measure.measurement import Candidate, Key, Measurement
 from kvgen.spec import AnyWorkload
 from kvgen.tune.candidates import Contender
 
-STARTERS, JOINERS = 3, 2
-"""Layouts of the first round, at most, and layouts that join when the lead has changed."""
+STARTERS = 3
+"""Layouts of the first round."""
 NEARLY, PATIENCE = 1.1, 3
 """A launch within this factor of the best at one workload is tried at the others. A back end that is not within it of the best, after
 so many launches, is set aside.
@@ -75,17 +75,12 @@ class Search:
     def __init__(self, queues: Sequence[Queue], order: Order, suggest: Suggest, *, exhaustive: bool) -> None:
         """`suggest` gives a schedule over a queue's layout; the untried one nearest to it is tried."""
         self._order, self._suggest, self._exhaustive = order, suggest, exhaustive
-        away: dict[Params, tuple[int, int]] = {}
-        for queue in queues:
-            distance = _distance(queue.layout, queue.start.layout, order)
-            away[queue.layout] = min(distance, away.get(queue.layout, distance))
-        ranked = sorted(away, key=lambda layout: away[layout])
-        self._queues = {(q.start.backend, q.layout, q.workload.key): q for q in sorted(queues, key=lambda q: ranked.index(q.layout))}
-        second = min((away[layout] for layout in ranked[1:]), default=(0, 0))
-        starters = [layout for layout in ranked if exhaustive or away[layout] <= second][: None if exhaustive else STARTERS]
-        self._alive, self._waiting = starters, [layout for layout in ranked if layout not in starters]
-        self._leader = starters[0] if starters else None
-        self._quota, self._all_backends = math.inf if exhaustive else 1, exhaustive
+        ranked = dict.fromkeys(q.layout for q in sorted(queues, key=lambda q: _distance(q.layout, q.start.layout, order)))
+        self._alive = list(ranked)[: None if exhaustive else STARTERS]
+        self._queues = {(q.start.backend, layout, q.workload.key): q for layout in ranked for q in queues if q.layout == layout}
+        self._quota = math.inf if exhaustive else 1
+        self._everything = exhaustive
+        """Whether back ends that are far behind take part, too."""
         self._first: list[Candidate] = []
         self._pending: set[Key] = set()
         self._elsewhere: dict[Key, Candidate] = {}
@@ -169,22 +164,33 @@ class Search:
                 queue = min(open_now, key=lambda one: one.given)
                 queue.given += 1
                 return Candidate(queue.todo.pop(self._propose(queue).id), queue.workload)
-            if self._pending or not self._next_round():
+            if self._pending or not self.left:
                 return None
+            self._next_round()
 
     def _racing(self) -> list[Queue]:
-        """Queues of active layouts, without those of back ends that another leaves far behind over the same layout and workload."""
-        alive = [queue for queue in self._queues.values() if queue.layout in self._alive]
+        """Queues of the layouts that take part, without those of back ends that another leaves far behind over the same layout."""
+        if self._everything:
+            return list(self._queues.values())
+        racing = [queue for queue in self._queues.values() if queue.layout in self._alive]
         fastest: dict[tuple[Params, str], float] = {}
-        for queue in alive:
+        for queue in racing:
             place = queue.layout, queue.workload.key
             fastest[place] = min(queue.cost, fastest.get(place, math.inf))
+        limit = {place: NEARLY * cost for place, cost in fastest.items()}
+        return [q for q in racing if q.best is None or q.given < PATIENCE or q.cost <= limit[q.layout, q.workload.key]]
 
-        def behind(queue: Queue) -> bool:
-            tried = queue.best is not None and queue.given >= PATIENCE
-            return tried and queue.cost > NEARLY * fastest[queue.layout, queue.workload.key]
-
-        return [queue for queue in alive if self._all_backends or not behind(queue)]
+    def _next_round(self) -> None:
+        """More launches for the better half of the layouts and for one that was not tried; for all if these have none left."""
+        ranked = sorted(self._alive, key=self.score)
+        tried = {queue.layout for queue in self._queues.values() if queue.best or queue.given}
+        others = [layout for layout in dict.fromkeys(queue.layout for queue in self._queues.values()) if layout not in tried]
+        joining = sorted(others, key=lambda layout: _distance(layout, ranked[0], self._order))[:1]
+        self._alive = ranked[: -(-len(ranked) // 2)] + joining
+        if not any(queue.todo for queue in self._racing()):
+            self._alive = list(dict.fromkeys(queue.layout for queue in self._queues.values()))
+            self._everything = not any(queue.todo for queue in self._racing())
+        self._quota = 2 * self._quota + 1
 
     def _propose(self, queue: Queue) -> Schedule:
         """The most promising untried schedule; where the budget covers the space the next in the seed's order."""
@@ -206,30 +212,6 @@ class Search:
                 ratios = ((record.cost / other.cost, record.candidate.schedule) for record in other.found)
                 near += [(ratio, schedule) for ratio, schedule in ratios if ratio <= NEARLY and schedule.id in queue.todo]
         return min(near, key=lambda item: item[0])[1] if near else None
-
-    def _next_round(self) -> bool:
-        """Begin another round; False when no candidates are left."""
-        if not self.left:
-            return False
-        if not self._exhaustive:
-            ranked = sorted(self._alive, key=self.score)
-            keep, joining = ranked[: -(-len(ranked) // 2)], self._joiners(ranked[0])
-            self._alive = keep + joining
-            self._waiting = ranked[len(keep) :] + [layout for layout in self._waiting if layout not in joining]
-        while not any(queue.todo for queue in self._racing()) and self._waiting:
-            self._alive.append(self._waiting.pop(0))
-        self._all_backends = self._all_backends or not any(queue.todo for queue in self._racing())
-        self._quota = 2 * self._quota + 1
-        return True
-
-    def _joiners(self, leader: Params) -> list[Params]:
-        """Layouts near a new leader that were never tried; none if the lead has not changed."""
-        if leader == self._leader:
-            return []
-        self._leader = leader
-        tried = {queue.layout for queue in self._queues.values() if queue.best or queue.given}
-        fresh = [layout for layout in self._waiting if layout not in tried]
-        return sorted(fresh, key=lambda layout: _distance(layout, leader, self._order))[:JOINERS]
 
 
 def _distance(one: Params, other: Params, order: Order) -> tuple[int, int]:

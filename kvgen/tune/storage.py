@@ -39,13 +39,8 @@ HEARTBEAT_S, GRACE_S = 15, 90
 ATTEMPTS = 6
 """Processes that open a new database at once collide while they create its tables; all but one try again."""
 COLLISION = re.compile("already exists|duplicate|UniqueViolation|UNIQUE constraint|locked", re.IGNORECASE)
-POSTGRESQL = re.compile(r"^postgres(ql)?://")
-SECRETS = (
-    re.compile(r"^(?:[a-z][a-z0-9+.-]*://)?(.*)@", re.IGNORECASE | re.DOTALL),
-    re.compile(r"//[^/?#@\[]*?:(?!\d*(?:[/?#,]|$))([^/?#@]*)(?!.*@)"),
-    re.compile(r"[?&;](?:password|passwd|pwd|passfile|sslpassword)=([^&;]*)", re.IGNORECASE),
-)
-"""What no one may read of a URL: all before its last `@`; without one, what stands after a colon and is no port; passwords in its query."""
+URL = re.compile(r"([\w+]+)://(?:[^@?]*(@))?((?:\[[\da-fA-F:]+\])?[^@?:]*(?::\d+)?[^@?:]*)(?:\?[^@]*)?")
+"""Of a database, by which its user and password are told from the rest."""
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
@@ -86,8 +81,13 @@ class Studies:
             for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED)):
                 if RECORD in trial.user_attrs and (key, trial.number) not in self._seen:
                     self._seen.add((key, trial.number))
-                    self._news.append(_record(study, trial.number, trial.user_attrs[RECORD]))
-                    self.records[self._news[-1].candidate.key] = self._news[-1]
+                    try:
+                        record = Measurement.from_json(trial.user_attrs[RECORD])
+                        self.records[record.candidate.key] = record
+                    except (ValueError, AssertionError) as error:
+                        what = f"trial {trial.number} of the study {study.study_name} holds no measurement ({error})"
+                        raise HostError(f"{what}: delete the study or its journal, and its measurements are taken anew") from error
+                    self._news.append(record)
         news, self._news = self._news, []
         return news
 
@@ -163,16 +163,6 @@ class Studies:
         return self._studies[candidate.backend, candidate.workload.key]
 
 
-def _record(study: optuna.Study, number: int, data: Any) -> Measurement:
-    try:
-        found = Measurement.from_json(data)
-        assert found.schedule is not None and found.workload is not None, "schedule or workload is missing"  # noqa: PT018
-        return found
-    except (ValueError, TypeError, AssertionError) as error:
-        what = f"trial {number} of the study {study.study_name} holds no measurement ({error})"
-        raise HostError(f"{what}: delete the study or its journal, and its measurements are taken anew") from error
-
-
 def flatten(schedule: Schedule) -> dict[str, Value]:
     """Parameters of a schedule by name; the prefixes `layout.` and `launch.` distinguish the two parts."""
     return {**{f"layout.{k}": v for k, v in schedule.layout.items()}, **{f"launch.{k}": v for k, v in schedule.launch.items()}}
@@ -187,7 +177,36 @@ def unflatten(backend: str, params: Mapping[str, Value]) -> Schedule:
     return Schedule(backend, part("layout."), part("launch."))
 
 
-# --- journals ----------------------------------------------------------------------------------------------------------
+# --- where they are ----------------------------------------------------------------------------------------------------
+
+
+def open_journal(path: Path) -> BaseStorage:
+    """Storage in one file. A last line that is incomplete or damaged, by a killed process or a full disk, is removed first: Optuna reads
+    past such a line, and fails as soon as another one follows.
+
+    Raises HostError where the file cannot be opened or written, or is damaged elsewhere.
+    """
+    with host_errors("open the journal", path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with (lock := FileLock(path.with_suffix(".lock"))):  # the operating system releases it when its holder dies
+            with path.open("a+b") as file:
+                file.seek(0)
+                content = file.read()
+                last = content[(start := content.rfind(b"\n", 0, -1) + 1) :]
+                try:
+                    json.loads(last or b"{}")
+                    whole = not last or last.endswith(b"\n")
+                except ValueError:
+                    whole = False
+                if not whole:
+                    file.truncate(start)
+            try:
+                return JournalStorage(_Journal(str(path), lock_obj=cast(Any, lock)))
+            except OSError:
+                raise
+            except Exception as error:  # what Optuna raises for a line that is no JSON, or none of its operations, depends on the line
+                why = f"the journal {path} is damaged ({type(error).__name__}: {error})"
+                raise HostError(f"{why}: delete it, and its measurements are taken anew", path) from error
 
 
 class _Journal(JournalFileBackend):
@@ -197,58 +216,23 @@ class _Journal(JournalFileBackend):
             super().append_logs(logs)
 
 
-def open_journal(path: Path) -> BaseStorage:
-    """Storage in one file. A last line that is incomplete or damaged, by a killed process or a full disk, is removed first.
-
-    Raises HostError where the file cannot be opened or written, or is damaged elsewhere.
-    """
-    with host_errors("open the journal", path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(path.with_suffix(".lock"))  # the operating system releases it when its holder dies
-        with lock:
-            _cut_damaged_end(path)
-        try:
-            return JournalStorage(_Journal(str(path), lock_obj=cast(Any, lock)))
-        except OSError:
-            raise
-        except Exception as error:  # what Optuna raises for a line that is no JSON, or none of its operations, depends on the line
-            reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-            raise HostError(f"the journal {path} is damaged ({reason}): delete it, and its measurements are taken anew", path) from error
-
-
-def _cut_damaged_end(path: Path) -> None:
-    """Optuna reads past such a line, and fails as soon as another one follows."""
-    if not path.exists():
-        return
-    with path.open("r+b") as file:
-        content = file.read()
-        start = content.rfind(b"\n", 0, -1) + 1
-        try:
-            json.loads(content[start:])
-            whole = content.endswith(b"\n")
-        except ValueError:
-            whole = False
-        if content and not whole:
-            file.truncate(start)
-
-
-# --- databases ---------------------------------------------------------------------------------------------------------
-
-
 def open_database(url: str) -> BaseStorage:
-    """Storage in a database that several hosts share, e.g. postgresql://user@host/name. Raises KvgenError if it cannot be opened,
-    ToolchainMissing without PostgreSQL's driver.
+    """Storage in a database that several hosts share, e.g. postgresql://user@host/name. Raises KvgenError, without user and password, if
+    it cannot be opened, ToolchainMissing without PostgreSQL's driver.
     """
-    if POSTGRESQL.match(url):
+    if (parts := URL.fullmatch(url)) is None:
+        raise KvgenError("the storage is no URL of a database: @, :, / and ? of a password are written as %40, %3A, %2F and %3F")
+    postgresql = parts[1] in ("postgres", "postgresql")
+    if postgresql:
         require("--storage postgresql://", "psycopg")
     for attempt in range(1, ATTEMPTS + 1):
         try:
-            place = POSTGRESQL.sub("postgresql+psycopg://", url)
+            place = f"postgresql+psycopg{url.removeprefix(parts[1])}" if postgresql else url
             return RDBStorage(place, heartbeat_interval=HEARTBEAT_S, grace_period=GRACE_S)
         except Exception as error:  # of optuna, of SQLAlchemy, or of the database's driver
             reason = _reason(error)
             if attempt == ATTEMPTS or not COLLISION.search(reason):
-                raise KvgenError(f"cannot open the storage {without_password(url)}: {without_password(url, reason)}") from None
+                raise KvgenError(f"cannot open the storage {parts[1]}://{'…@' if parts[2] else ''}{parts[3]}: {reason}") from None
         time.sleep(random.uniform(0.1, 0.5) * attempt)
     raise AssertionError("unreachable")
 
@@ -264,15 +248,3 @@ def storage_errors() -> Iterator[None]:
 
 def _reason(error: Exception) -> str:
     return next(iter(str(error.__cause__ or error).splitlines()), type(error).__name__)
-
-
-def without_password(url: str, said: str | None = None) -> str:
-    """What is `said` of a URL (by default the URL itself) as it may be printed: without user and password, and without a password in its
-    query. A library may repeat a part that it takes for the host.
-    """
-    said = url if said is None else said
-    for secret in filter(None, (secret for pattern in SECRETS for secret in pattern.findall(url))):
-        said = said.replace(f"{secret}@", "…@").replace(f"={secret}", "=…").replace(f":{secret}", ":…")
-        for part in re.split("[:/@]", secret.partition(":")[2] or secret):
-            said = said.replace(part, "…") if len(part) > 2 else said
-    return said

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -62,8 +62,6 @@ class TuningResult:
     """Back ends that do not support the spec, each with its reason."""
     notes: tuple[str, ...] = ()
     """What a build left out, each with the reason."""
-    studies: Mapping[str, str] = field(default_factory=dict)
-    """Optuna study by `backend workload`."""
 
     @property
     def failures(self) -> list[Measurement]:
@@ -77,23 +75,10 @@ class TuningResult:
             schedule, workload = record.candidate.schedule, record.candidate.workload.key
             about = {"kind": record.kind, "schedule": schedule.to_json(), "id": schedule.id}
             failed.append({**about, "workload": workload, "detail": record.detail})
-        return {
-            "spec": self.spec.name,
-            "target": self.target,
-            "key": self.entry.key,
-            "path": str(self.path),
-            "why": self.why,
-            "entry": self.entry.to_json(),
-            "measured": self.measured,
-            "known": self.known,
-            "seconds": round(self.seconds, 3),
-            "interrupted": self.interrupted,
-            "reused": self.reused,
-            "refusals": list(self.refusals),
-            "notes": list(self.notes),
-            "failures": failed,
-            "studies": dict(self.studies),
-        }
+        plain = {name: getattr(self, name) for name in ("target", "why", "measured", "known", "interrupted", "reused")}
+        told = {"refusals": list(self.refusals), "notes": list(self.notes), "failures": failed}
+        made = {"key": self.entry.key, "path": str(self.path), "entry": self.entry.to_json(), "seconds": round(self.seconds, 3)}
+        return {"spec": self.spec.name, **plain, **made, **told}
 
 
 def tune(
@@ -138,27 +123,23 @@ def tune(
         for one in store.find(spec) if waited else ():
             if one.entry is not None and one.entry.key == build.key and str(one.entry.provenance.get("date", "")) >= began:
                 return TuningResult(spec, target, one.entry, one.path, "built by another process meanwhile", reused=True)
-        runner = runner or Runner(spec, target, cache.root / "tuning", devices)
-        try:
-            with storage_errors():
-                opened = open_database(storage) if storage else open_journal(cache.root / "studies" / f"{build.key}.journal")
-                names = {(c.backend.name, w.key): study_name(sources, c, w, runner.policy) for c in found for w in spec.workloads}
-                studies = Studies(opened, names, {c.backend.name: c.space for c in found}, seed)
-                try:
-                    return replace(build.run(studies, runner), refusals=tuple(map(str, refusals)))
-                finally:
-                    studies.close()
-        finally:
-            runner.close()
+        with storage_errors(), ExitStack() as ends:
+            runner = runner or Runner(spec, target, cache.root / "tuning", devices)
+            ends.callback(runner.close)
+            opened = open_database(storage) if storage else open_journal(cache.root / "studies" / f"{build.key}.journal")
+            names = {(c.backend.name, w.key): study_name(sources, c, w, runner.policy) for c in found for w in spec.workloads}
+            studies = Studies(opened, names, {c.backend.name: c.space for c in found}, seed)
+            ends.callback(studies.close)
+            return replace(build.run(studies, runner), refusals=tuple(map(str, refusals)))
 
 
 @contextmanager
 def _locked(cache: ArtifactCache, build: _Build) -> Iterator[bool]:
     """Hold the key's lock, which the operating system releases when its holder dies. Yields True if another process held it before."""
     file = cache.root / "tuning" / f"{build.key}.lock"
+    lock, waited = FileLock(file), False
     with host_errors("lock", file):
         file.parent.mkdir(parents=True, exist_ok=True)
-        lock, waited = FileLock(file), False
         try:
             lock.acquire(timeout=0)
         except TimeoutError:
@@ -202,6 +183,7 @@ class _Build:
         self.first = list(dict.fromkeys([*self.keep, *([] if fresh else warm_starts(self.spec, self.target, found, self.stores))]))
         self.records: Mapping[Key, Measurement] = {}
         self.failures: Counter[str] = Counter()
+        self.uncompiled: list[str] = []
         self.notes: list[str] = []
         """What the build left out."""
         self.known = 0
@@ -254,31 +236,27 @@ class _Build:
         """Compile and measure candidates, on all devices, until the budget or the space is used up. What is not compiled by then is
         dropped, but for the defaults and the present winner.
         """
-        queue.beside(self.runner.ready)  # the first measurement meets its errors again
-        uncompiled: list[str] = []
         must = {candidate.key for candidate in self.keep}
         pipeline = Pipeline(queue, self.runner, lambda candidate: not self.clock.search_over or candidate.key in must)
         try:
             while True:
                 self._refill(search, pipeline)
                 if pipeline.inside and not (self.clock.search_over and must.isdisjoint(pipeline.inside)):
-                    done = pipeline.next(self.clock.search_left or None)
-                    if done is not None:
-                        self._take(search, *done, uncompiled)
+                    if (done := pipeline.next(self.clock.search_left or None)) is not None:
+                        self._take(search, *done)
                 elif not self.clock.search_over and search.elsewhere:
                     time.sleep(AWAIT_S)
                 else:
                     break
             for record in pipeline.end():
-                self.clock.used += 1
                 self._finished(record)
         except BaseException:
             pipeline.stop()
             self.runner.close()
             raise
         finally:
-            if uncompiled:
-                what = f"{len(uncompiled)} schedules could not be compiled here, and were not judged: {uncompiled[0]}"
+            if self.uncompiled:
+                what = f"{len(self.uncompiled)} schedules could not be compiled here, and were not judged: {self.uncompiled[0]}"
                 self.notes.append(f"{what}; a later build tries them")
         self.studies.read()
 
@@ -300,23 +278,24 @@ class _Build:
             else:
                 search.leave(candidate)
 
-    def _take(self, search: Search, candidate: Candidate, outcome: Outcome, uncompiled: list[str]) -> None:
+    def _take(self, search: Search, candidate: Candidate, outcome: Outcome) -> None:
         """Use what came of a candidate, and store it, unless this machine failed: another time or machine may compile it."""
-        if isinstance(outcome, (CompileError, UnsupportedError)):
-            outcome = candidate.measured("compile_error" if isinstance(outcome, CompileError) else "unsupported", str(outcome))
         if isinstance(outcome, (ToolchainMissing, CompilerCrash)):
-            uncompiled.append(f"{candidate}: {outcome}")
+            self.uncompiled.append(f"{candidate}: {outcome}")
             self.studies.release(candidate)
             search.take(candidate.measured("unsupported", str(outcome)))
-        elif isinstance(outcome, Measurement):
-            self.clock.used += 1
+            return
+        if isinstance(outcome, (CompileError, UnsupportedError)):
+            outcome = candidate.measured("compile_error" if isinstance(outcome, CompileError) else "unsupported", str(outcome))
+        if isinstance(outcome, Measurement):
             search.take(outcome)
             self._finished(outcome)
         elif outcome is not None:
             raise outcome
 
-    def _finished(self, record: Measurement) -> None:
+    def _finished(self, record: Measurement, used: int = 1) -> None:
         """Store a record, also in the place of an earlier one."""
+        self.clock.used += used
         self.studies.finish(record)
         if not record.ok:
             self.failures[record.kind] += 1
@@ -351,7 +330,7 @@ class _Build:
                     timed = self.runner.final(entrants, self.clock.left) if entrants else []
                     passed = {one: self.runner.passed[artifact.sha256, one.workload.key] for one, artifact in entrants}
                     return [replace(record, accuracy=passed[record.candidate]) for record in timed]
-            self._finished(failed)
+            self._finished(failed, used=0)
 
     def _decide(self, last: list[Measurement], queue: CompileQueue, *, interrupted: bool) -> TuningResult:
         """The decision and the entry; without a final by the search's measurements of modules that this build has verified."""
@@ -375,12 +354,12 @@ class _Build:
         failed = sum(not record.timed for record in self.records.values())
         facts = {"seed": self.seed, "trials": self.clock.used, "seconds": round(self.clock.elapsed, 1), "policy": dict(self.runner.policy)}
         facts |= {"points": len(self.records), "failed": failed}
-        entry, path = self._register(make_entry(self.sources, decision, more, queue, judged, self.defaults, facts), queue)
+        made = make_entry(self.sources, decision, more, queue.artifact, judged, self.defaults, facts)
+        entry, path = self._register(made, queue)
         self.tell("done", decision.why)
         return TuningResult(
             self.spec, self.target, entry, path, decision.why, tuple(self.records.values()), tuple(last), self.clock.used, self.known,
             self.clock.elapsed, interrupted, notes=tuple(self.notes),
-            studies={f"{backend} {key}": name for (backend, key), name in self.studies.names.items()},
         )  # fmt: skip
 
     def _trusted(self) -> list[Measurement]:
@@ -412,38 +391,29 @@ class _Build:
         return right
 
     def _register(self, entry: Entry, queue: CompileQueue) -> tuple[Entry, Path]:
-        """Put the entry into the store. Raises KvgenError where it names a module that this build has not verified."""
+        """Put the entry into the store, also in the place of an untuned one for the same workloads that was made where no such device is.
+
+        Raises KvgenError where it names a module that this build has not verified.
+        """
         passed = {module for module, _ in self.runner.passed}
         launches = [(schedule, queue.artifact(schedule)) for schedule in map(entry.schedule, entry.launches)]
         if unverified := [schedule for schedule, artifact in launches if artifact.sha256 not in passed]:
             raise KvgenError(f"{unverified[0]} was not verified")
-        if entry.key != self.key:
-            raise KvgenError(f"the entry's key is {entry.key}, and the build's {self.key}")
         path = self.store.put(entry)
         for schedule, artifact in launches:  # so that the first fetch does not verify them again
             self.cache.mark_verified(artifact, Job(self.spec, schedule, self.target, artifact.path).use)
+        nowhere = entry_key(self.spec, self.target, {"name": ""}, self.spec.workloads)
         for one in self.store.find(self.spec):
-            if one.entry is not None and self._replaces(one.entry):
+            if one.entry is not None and one.entry.key == nowhere and not one.entry.timings:
                 self.store.remove(one)
         return entry, path
-
-    def _replaces(self, other: Entry) -> bool:
-        """Whether the new entry takes the place of an untuned one of another key: where there was no such device, its name is empty."""
-        same = other.arch == self.target and {work.key for work, _ in other.tuned} == {work.key for work in self.spec.workloads}
-        return same and not other.timings and other.device.get("name") in (None, "", here(self.target)["name"])
-
-    # --- progress ------------------------------------------------------------------------------------------------------
 
     def tell(self, phase: Phase, note: str) -> None:
         """Report the state of the build to the caller's `progress`."""
         best: dict[str, Best] = {}
         right = sorted((record for record in self.records.values() if record.timed), key=lambda record: -record.cost)
-        defaults = {r.candidate.workload.key: r.cost for r in right if r.candidate.schedule.id == self._default_id(r)}
+        defaults = {key: record.cost for record in right if record.key == (self.defaults[key := record.key[1]].id, key)}
         for record in right:
-            key = record.candidate.workload.key
-            best[key] = Best(record.cost, str(record.candidate.schedule), defaults.get(key))
+            best[record.key[1]] = Best(record.cost, str(record.candidate.schedule), defaults.get(record.key[1]))
         used, left = self.clock.elapsed, self.clock.left
         self.watch(Progress(phase, note, self.clock.used, self.planned, self.known, self.failures.copy(), best, used, left))
-
-    def _default_id(self, record: Measurement) -> str:
-        return self.defaults[record.candidate.workload.key].id

@@ -106,7 +106,7 @@ class Place:
         """What a command that ran to its end should have swept."""
         found: list[Path] = []
         if name in ("build", "compile", "import"):
-            found += [*self.cache.glob("tmp/*"), *self.cache.glob("locks/*"), *self.store.root.glob(".staging-*")]
+            found += self.store.root.glob(".staging-*")
         return [str(path) for path in found]
 
 

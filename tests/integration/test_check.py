@@ -44,21 +44,14 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Own:
 
 
 @pytest.mark.slow
-def test_only_a_header_that_changes_machine_code_is_timed_and_a_slow_one_regresses(machine: Own):
+def test_a_comment_of_a_header_changes_nothing_and_a_slow_loop_regresses(machine: Own):
     machine.write("    // a comment\n")
     assert machine.check(code=0)["source"]["status"] == "good"
-    machine.write("    (void)0;\n")
-    found = machine.check("--speed", code=0)
-    assert (found["source"]["status"], found["verdict"]) == ("changed", "good")
-    assert found["speed"]["detail"] == "the same machine code"
     machine.write(LOOP)
     found = machine.check("--speed", code=1)
     assert (found["source"]["status"], found["numerics"]["status"]) == ("changed", "good")
     assert found["speed"]["status"] == "regressed"
     assert "slower" in found["speed"]["detail"]
-    shutil.rmtree(machine.root / "cache" / "modules")
-    found = machine.check("--speed", code=1)
-    assert "of a read's speed" in found["speed"]["detail"], "the old module is gone"
 
 
 @pytest.mark.slow
@@ -78,7 +71,6 @@ def test_a_schedule_outside_the_search_space_regresses(machine: Own):
     found = machine.check(code=1)
     assert "get_kernel passes it over" in found["source"]["detail"]
     space.write_text(text)
-    assert machine.check(code=0)["verdict"] == "good"
 
 
 @pytest.mark.slow

@@ -47,7 +47,7 @@ class LifeCase:
     def artifact(self) -> Artifact:
         """The module, from the cache or compiled now. Raises UnsupportedError, CompileError."""
         source = get_backend(self.schedule.backend).lower(self.spec, self.schedule, self.target)
-        return build(source, ptx_only=self.foreign)
+        return build(source)
 
     def compiled(self) -> Variant:
         """The module, loaded. Raises as `artifact` does."""

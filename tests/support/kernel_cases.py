@@ -53,11 +53,6 @@ class KernelCase:
         """The rendered source. Raises UnsupportedError."""
         return get_backend(self.backend).lower(self.spec, self.schedule, self.target)
 
-    @property
-    def foreign(self) -> bool:
-        """Whether an SM90 GPU runs it through its PTX."""
-        return self.target != "sm90"
-
 
 class Compilation:
     """Compiles cases in the background, in order, each once. A test that needs a case waits for it.
@@ -80,7 +75,7 @@ class Compilation:
 
 def artifact(case: KernelCase) -> Artifact:
     """The compiled case. Raises CompileError."""
-    return build(case.source(), ptx_only=case.foreign)
+    return build(case.source())
 
 
 @cache

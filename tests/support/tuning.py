@@ -128,9 +128,6 @@ class FakeRunner(Runner):
     passed: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)
     closed: bool = False
 
-    def ready(self) -> None:
-        pass
-
     def shortest_final(self, entrants: int) -> float:
         return 0.0
 

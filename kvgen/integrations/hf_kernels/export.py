@@ -29,7 +29,7 @@ from kvgen.registry.store import slug
 from kvgen.runtime.device import cannot_run_here
 from kvgen.spec import KernelSpec, dump_spec
 from kvgen.toolchain import Artifact, ArtifactCache
-from kvgen.toolchain.compile import build_all, ptx_only_default
+from kvgen.toolchain.compile import build_all
 from kvgen.toolchain.compilers import cpu_features, tvm_ffi_version
 
 NAME = re.compile(r"[a-z][-a-z0-9]*[a-z0-9]")
@@ -148,8 +148,6 @@ Build = tuple[dict[str, Any], list[Artifact]]
 
 def _compiled(spec: KernelSpec, targets: Iterable[Target], tell: Callable[[str], object]) -> list[Build]:
     """Choose, compile and, where this machine can run them, verify the libraries of all targets, the newest machines first."""
-    if ptx_only_default():
-        raise KvgenError("KVGEN_PTX_ONLY is set, and exported libraries hold machine code: unset it")
     order = [*reversed(GPUS), "cpu"]
     wanted: list[tuple[Entry, str, tuple[str, ...], list[Source]]] = []
     for target in sorted(set(targets), key=order.index):

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+import math
+from collections.abc import Iterator
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta, timezone
 from importlib.metadata import PackageNotFoundError, version
+from statistics import median
 from typing import Annotated, Literal
 
 from pydantic import Field, computed_field
 
-from kvgen.errors import CompileError, HostError, MeasureError, ToolchainMissing
+from kvgen.errors import CompileError, HostError, KvgenError, MeasureError, ToolchainMissing
+from kvgen.format.sizes import must_read, timed_lengths
 from kvgen.measure.measurement import Job, Measurement, TimingPolicy
 from kvgen.measure.worker import Worker
 from kvgen.plaindata import Json
@@ -19,9 +23,9 @@ from kvgen.registry.entry import Entry
 from kvgen.registry.modules import tuned_module
 from kvgen.registry.select import misfits, stale
 from kvgen.runtime.device import cannot_run_here
+from kvgen.spec import AnyWorkload, KernelSpec, MatrixShape, Workload
 from kvgen.toolchain import Artifact, ArtifactCache, build
 from kvgen.toolchain.compilers import machine
-from kvgen.tune.regression.claims import impossible
 from kvgen.verify import CheckPolicy
 
 Aspect = Literal["registry", "source", "resources", "numerics", "speed"]
@@ -34,6 +38,13 @@ FAILING: tuple[Verdict, ...] = ("damaged", "regressed")
 COUNTED = ("registers", "spill_bytes", "shared_bytes")
 BROKEN_COMPILER = ("internal compiler error", "cannot execute")
 """Messages of a compiler that failed for reasons other than the source."""
+PASSED_OVER = "get_kernel passes it over"
+UNCHECKED = {
+    "source": "it does not render any more",
+    "resources": "it does not compile any more",
+    "numerics": "it cannot be verified any more",
+    "speed": "it cannot be timed any more",
+}
 
 
 @dataclass(frozen=True)
@@ -104,28 +115,23 @@ class EntryCheck:
     """The check of one entry; `find` returns one aspect, after checking those that it depends on."""
 
     def __init__(self, entry: Entry, cache: ArtifactCache, worker: Worker) -> None:
-        self.entry = entry
-        self._cache, self._worker = cache, worker
+        self.entry, self.cache, self.worker = entry, cache, worker
         self._found: dict[Aspect, Finding] = {}
-        self._built: list[Artifact] | None = None
+        self.built: list[Artifact] | None = None
+        """The modules of the launches as they compile now."""
 
     def find(self, level: Aspect) -> Finding:
         """The finding of one of LEVELS."""
         if level not in self._found:
             looks = {"source": self._source, "resources": self._resources, "numerics": self._numerics, "speed": self._speed}
-            unchecked = {
-                "source": "it does not render any more",
-                "resources": "it does not compile any more",
-                "numerics": "it cannot be verified any more",
-                "speed": "it cannot be timed any more",
-            }
             try:
                 self._found[level] = looks[level]()
             except Exception as error:  # templates, compilers and modules raise exceptions of many kinds
                 message = str(error) or type(error).__name__
-                machine_failed = _of_machine(error)
-                detail = message if machine_failed else f"{unchecked[level]}: {message}"
-                self._found[level] = Finding(level, "unable" if machine_failed else "regressed", detail, environment=machine_failed)
+                if _of_machine(error):
+                    self._found[level] = Finding(level, "unable", message, environment=True)
+                else:
+                    self._found[level] = Finding(level, "regressed", f"{UNCHECKED[level]}: {message}")
         return self._found[level]
 
     def renewed(self) -> Entry | None:
@@ -133,20 +139,21 @@ class EntryCheck:
         is wrong or was not verified although this machine has the device.
         """
         source, numbers = self.find("source"), self.find("numerics")
-        unusable = source.status == "damaged" or source.detail.startswith(PASSED_OVER) or self._built is None
-        if unusable or numbers.status == "regressed" or numbers.environment:
+        if source.status == "damaged" or source.detail.startswith(PASSED_OVER) or self.built is None:
+            return None
+        if numbers.status == "regressed" or numbers.environment:
             return None
         on = machine(self.entry.arch)
         renewed = (
             replace(launch, fingerprint=source.fingerprint, artifact=artifact.id, machine=on, resources=artifact.resources)
-            for launch, source, artifact in zip(self.entry.launches, self.entry.sources, self._built or (), strict=True)
+            for launch, source, artifact in zip(self.entry.launches, self.entry.sources, self.built, strict=True)
         )
         return replace(self.entry, launches=tuple(renewed))
 
     def _source(self) -> Finding:
         """Whether `get_kernel` would use the entry, and whether it renders to the tokens that were measured."""
         entry = self.entry
-        if (reason := impossible(entry)) is not None:
+        if (reason := next(_impossible(entry), None)) is not None:
             return Finding("source", "damaged", reason)
         if (reason := stale(entry, entry.arch) or next(iter(misfits(entry)), None)) is not None:
             return Finding("source", "regressed", f"{PASSED_OVER}: {reason}")
@@ -163,75 +170,46 @@ class EntryCheck:
 
     def _resources(self) -> Finding:
         """Registers, spills and shared memory of every kernel, against those that the entry recorded."""
-        source = self.find("source")
-        try:
-            sources = self.entry.sources
-        except Exception:
+        if self.find("source").environment or self.find("source").detail.startswith(UNCHECKED["source"]):
             return Finding("resources", "unable", "there is no source to compile")
-        if source.environment:
-            return Finding("resources", "unable", "there is no source to compile")
-        self._built = [build(source, self._cache) for source in sources]
+        self.built = [build(source, self.cache) for source in self.entry.sources]
         worse: list[str] = []
         other: list[str] = []
-        for launch, artifact in zip(self.entry.launches, self._built, strict=True):
+        for launch, artifact in zip(self.entry.launches, self.built, strict=True):
             recorded = launch.resources.kernels if launch.resources else {}
             for name, kernel in artifact.resources.kernels.items():
                 for counted in COUNTED:
                     then, now = getattr(recorded.get(name), counted, None), getattr(kernel, counted)
                     if then is not None and then != now:
                         (worse if now > then else other).append(f"{name}: {counted} {then} to {now}")
-        status: Status = "regressed" if worse else "changed" if other else "good"
-        return Finding("resources", status, "; ".join(worse or other))
+        return Finding("resources", "regressed" if worse else "changed" if other else "good", "; ".join(worse or other))
 
     def _numerics(self) -> Finding:
         """Verifies all modules that `get_kernel` may serve: as they compile now, and those that were tuned where these are others."""
         self.find("resources")
-        if self._built is None:
+        if self.built is None:
             return Finding("numerics", "unable", "there is no module to run")
         if (reason := cannot_run_here(self.entry.arch)) is not None:
             return Finding("numerics", "unable", reason)
-        found = check_numerics(self.entry, self._built, self._worker)
-        tuned = [tuned_module(*each, self._cache) for each in zip(self.entry.launches, self.entry.sources, strict=True)]
-        others = [one if one and one.sha256 != now.sha256 else None for one, now in zip(tuned, self._built, strict=True)]
-        return check_numerics(self.entry, others, self._worker) if found.status == "good" and any(others) else found
+        tuned = [tuned_module(*each, self.cache) for each in zip(self.entry.launches, self.entry.sources, strict=True)]
+        served = [*enumerate(self.built)]
+        served += [(index, one) for index, one in enumerate(tuned) if one and one.sha256 != self.built[index].sha256]
+        worst = 0.0
+        for index, artifact in served:
+            for number, job in enumerate(jobs_of(self.entry, index, artifact, None)):
+                outcome = self.worker.run(replace(job, check=CheckPolicy(workloads_only=number > 0)))
+                if not outcome.ok:
+                    return bad_outcome("numerics", f"launch {index} ({job.workload.key if job.workload else ''})", outcome)
+                worst = max(worst, outcome.accuracy.get("relative_l2", 0.0))
+        return Finding("numerics", "good", f"relative L2 {worst:.1e}")
 
     def _speed(self) -> Finding:
-        from kvgen.tune.regression.speed import check_speed, other_device
+        from kvgen.tune.regression.speed import check_speed
 
         numbers = self.find("numerics")
-        if self._built is None or numbers.status != "good":
+        if self.built is None or numbers.status != "good":
             return Finding("speed", "unable", numbers.detail if numbers.status == "unable" else "its numbers are wrong")
-        if (reason := other_device(self.entry)) is not None:
-            return Finding("speed", "unable", reason)
-        return check_speed(self.entry, self._built, self._cache, self._worker)
-
-
-PASSED_OVER = "get_kernel passes it over"
-
-
-def _require_tilelang(entry: Entry) -> None:
-    """Raise ToolchainMissing where another TileLang is installed than the one that the entry was lowered with: it may print other text,
-    which says nothing of the entry.
-    """
-    then = entry.toolchain.get("tilelang")
-    try:
-        now = version("tilelang")
-    except PackageNotFoundError:
-        now = "none"
-    if then is not None and then != now:
-        raise ToolchainMissing(f"it was lowered by TileLang {then}, and the one here is {now}: pip install tilelang=={then}")
-
-
-def check_numerics(entry: Entry, modules: Sequence[Artifact | None], worker: Worker) -> Finding:
-    """Verify modules of an entry's launches, in their order; None is passed over. Raises MeasureError if no worker can be started."""
-    worst = 0.0
-    for index, artifact in enumerate(modules):
-        for number, job in enumerate(jobs_of(entry, index, artifact, None) if artifact is not None else ()):
-            outcome = worker.run(replace(job, check=CheckPolicy(workloads_only=number > 0)))
-            if not outcome.ok:
-                return bad_outcome("numerics", f"launch {index} ({job.workload.key if job.workload else ''})", outcome)
-            worst = max(worst, outcome.accuracy.get("relative_l2", 0.0))
-    return Finding("numerics", "good", f"relative L2 {worst:.1e}")
+        return check_speed(self.entry, self.built, self.cache, self.worker)
 
 
 def jobs_of(entry: Entry, index: int, artifact: Artifact, timing: TimingPolicy | None) -> list[Job]:
@@ -247,20 +225,71 @@ def bad_outcome(aspect: Aspect, what: str, outcome: Measurement) -> Finding:
     return Finding(aspect, "unable", detail, environment=True) if outcome.kind == "oom" else Finding(aspect, "regressed", detail)
 
 
-def _of_machine(error: BaseException) -> bool:
+def _require_tilelang(entry: Entry) -> None:
+    """Raise ToolchainMissing where another TileLang is installed than the one that the entry was lowered with: it may print other text,
+    which says nothing of the entry.
+    """
+    then, now = entry.toolchain.get("tilelang"), "none"
+    with suppress(PackageNotFoundError):
+        now = version("tilelang")
+    if then not in (None, now):
+        raise ToolchainMissing(f"it was lowered by TileLang {then}, and the one here is {now}: pip install tilelang=={then}")
+
+
+def _of_machine(error: BaseException | None) -> bool:
     """Whether an exception, or one that it was raised from, is about this machine: its tools, its disk, its processes."""
-    return any(_is_of_machine(one) for one in _chain(error))
-
-
-def _is_of_machine(error: BaseException) -> bool:
+    if error is None:
+        return False
     if isinstance(error, CompileError):
-        return any(sign in str(error) for sign in BROKEN_COMPILER)
-    if isinstance(error, OSError):  # an absent file is a part of kvgen that is gone
-        return error.errno not in (None, errno.ENOENT, errno.ENOTDIR)
-    return isinstance(error, (HostError, ToolchainMissing, MeasureError, MemoryError))
+        found = any(sign in str(error) for sign in BROKEN_COMPILER)
+    elif isinstance(error, OSError):  # an absent file is a part of kvgen that is gone
+        found = error.errno not in (None, errno.ENOENT, errno.ENOTDIR)
+    else:
+        found = isinstance(error, (HostError, ToolchainMissing, MeasureError, MemoryError))
+    return found or _of_machine(error.__cause__)
 
 
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__
+# --- claims that cannot be true, whatever the digest says ---------------------------------------------------------------
+
+BYTES_PER_US = 2e7
+"""20 TB/s, which no memory reads."""
+FASTER, FASTER_MATRIX = 1.1, 1.5
+"""The most of a read's speed that is noise on a GPU; operations on a matrix may write less than the copy that is their roofline."""
+FASTER_CPU, FASTER_SMALL, SMALL = 2.0, 10.0, 1 << 24
+"""On a CPU, where other programs take their share; below SMALL bytes starting the read's threads may take longer than a kernel of one."""
+
+
+def _impossible(entry: Entry) -> Iterator[str]:
+    """The claims of an entry that cannot be true."""
+    for timing in entry.timings:
+        key, us = timing.workload.key, min(timing.us, timing.default_us or timing.us)
+        if timing.samples and not math.isclose(median(timing.samples), timing.us, rel_tol=1e-6):
+            yield f"its time at {key} is not the median of its samples"
+        nbytes = _bytes_read(entry, timing.workload)
+        if nbytes > BYTES_PER_US * us:
+            yield f"its time at {key} means {nbytes / us / 1e6:.3g} TB/s"
+        limit = FASTER if isinstance(entry.spec, KernelSpec) else FASTER_MATRIX
+        if entry.arch == "cpu":
+            limit = FASTER_SMALL if nbytes < SMALL else FASTER_CPU
+        if timing.read_us is not None and timing.read_us > limit * us:
+            yield f"its time at {key} is {timing.read_us / us:.0%} of the read's speed"
+    spec = entry.spec
+    inexact = isinstance(spec, KernelSpec) and (spec.key.quantized or spec.value.quantized or spec.attention.dtype != "float32")
+    for key, errors in entry.accuracy.items():
+        if not all(0 <= error < math.inf for error in errors.values()):
+            yield f"its accuracy at {key} is no error"
+        if inexact and errors.get("relative_l2") == 0:
+            yield f"its error at {key} is 0, which attention of this format cannot reach"
+    date, tomorrow = str(entry.provenance.get("date", "")), datetime.now(timezone.utc) + timedelta(days=1)  # by which clocks may differ
+    if date > tomorrow.isoformat():
+        yield f"its date {date!r:.60} is in the future"
+
+
+def _bytes_read(entry: Entry, work: AnyWorkload) -> int:
+    """Bytes that a call of a workload must move."""
+    if isinstance(work, MatrixShape):
+        return 3 * work.elements  # and their codes
+    if isinstance(entry.spec, KernelSpec) and isinstance(work, Workload):
+        with suppress(KvgenError, ValueError):  # of a layout that is none today another finding tells
+            return must_read(entry.spec, entry.packed, timed_lengths(entry.spec, entry.packed, work))
+    return 0

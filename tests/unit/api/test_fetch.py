@@ -92,7 +92,7 @@ def test_the_default_comes_with_one_warning(places, spec, naive_backend):
 
 
 def test_an_entry_of_another_device_comes_with_a_warning(places, spec, naive_backend, monkeypatch):
-    monkeypatch.setattr("kvgen.registry.select._misfits", lambda entry: [])
+    monkeypatch.setattr("kvgen.registry.select.misfits", lambda entry: [])
     Store(places).put(naive_entry(spec, device="Other CPU"))
     with pytest.warns(kvgen.FallbackWarning, match="tuned on Other CPU") as caught:
         assert kvgen.get_kernel(spec).entry is not None
@@ -117,7 +117,7 @@ def test_after_a_change_of_headers_each_launch_is_rendered_by_its_own_back_end(p
             return ALIKE
 
     monkeypatch.setattr(backends, "get_backend", lambda name: Naive())
-    monkeypatch.setattr("kvgen.registry.select._misfits", lambda entry: [])
+    monkeypatch.setattr("kvgen.registry.select.misfits", lambda entry: [])
     entry = naive_entry(wide, variants=2, names=("cuda", "tilelang"))
     Store(places).put(replace(entry, launches=tuple(replace(launch, fingerprint="another") for launch in entry.launches)))
     with pytest.warns(kvgen.FallbackWarning, match="rendered anew"):

@@ -12,7 +12,9 @@ import pytest
 from benchmarks.gpu_words import spec_of, workload_of
 from kvgen.cli import build
 from kvgen.lower.backend import get_backend
+from kvgen.lower.schedule import Params
 from kvgen.registry import Store
+from kvgen.registry.entry import Rival, RunnerUp
 from kvgen.spec import dump_spec, load_spec
 from kvgen.toolchain import ArtifactCache
 from kvgen.tune.tuner import TuningResult, tune
@@ -99,7 +101,7 @@ def test_entries_print_no_control_characters(kvgen: Any, tmp_path: Path):
     hostile = "\x1b[2Jgone\rnow\nnext\x07\u202e"
     entry = tuned(spec_of("k4v4", "sm90", [workload_of("1x4096")]))
     facts = {"device": {"name": hostile}, "provenance": {"why": hostile, "tool": hostile}, "toolchain": {"compiler": hostile}}
-    entry = replace(entry, **facts, runner_up={"launches": {"1x4096": {"backend": hostile, "launch": {}, "us": 11.0}}})
+    entry = replace(entry, **facts, runner_up=RunnerUp({"1x4096": Rival(hostile, Params(), 11.0)}))
     Store(tmp_path / "registry").put(entry)
     (tmp_path / "k4v4.yaml").write_text(dump_spec(entry.spec))
     for command in (("show", entry.key), ("list",), ("why", "k4v4.yaml")):

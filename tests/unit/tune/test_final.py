@@ -47,12 +47,6 @@ def test_a_launch_must_be_clearly_faster_than_the_default(us: float, winner: int
     assert decision.launches[SHORT.key].candidate.schedule == schedule(64, winner)
 
 
-def test_each_workload_has_a_default_of_its_own_to_beat():
-    records = [record(64, 1, SHORT, 100.0), record(64, 2, SHORT, 97.0), record(64, 1, LONG, 500.0), record(64, 2, LONG, 510.0)]
-    defaults = {SHORT.key: schedule(64, 1), LONG.key: schedule(64, 2)}
-    assert {key: won.candidate.schedule for key, won in decided(records, defaults).launches.items()} == defaults
-
-
 def test_launches_differ_by_workload_over_one_layout():
     records = [
         record(64, 1, SHORT, 50.0), record(64, 2, SHORT, 80.0), record(64, 1, LONG, 900.0), record(64, 2, LONG, 500.0),
@@ -60,7 +54,8 @@ def test_launches_differ_by_workload_over_one_layout():
     ]  # fmt: skip
     decision = decided(records, always(schedule(64, 1)))
     assert {key: r.candidate.schedule.launch["threads"] for key, r in decision.launches.items()} == {SHORT.key: 1, LONG.key: 2}
-    assert [layout["block"] for layout, _ in decision.runners_up] == [32]
+    assert decision.runner_up is not None
+    assert decision.runner_up[0]["block"] == 32
 
 
 def test_a_layout_that_is_slower_than_the_default_anywhere_never_wins():

@@ -1,4 +1,4 @@
-"""Workers of several devices: they start together, and verify a module once."""
+"""Workers of several devices: they verify a module once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Barrier, Lock
+from threading import Lock
 
 import pytest
 from filelock import FileLock
@@ -31,7 +31,6 @@ class FakeWorkers:
     """What the workers of all devices were asked to do."""
 
     outcome: Callable[[Job], Measurement] = lambda job: Measurement("ok", samples=(5.0,), accuracy={"relative_l2": 1e-4})
-    together: Barrier = field(default_factory=lambda: Barrier(DEVICES))
     whole: list[str] = field(default_factory=list)
     part: list[str] = field(default_factory=list)
     environments: list[dict[str, str]] = field(default_factory=list)
@@ -40,9 +39,6 @@ class FakeWorkers:
     def worker(self, memory_bytes: int, environment: dict[str, str]) -> FakeWorkers:
         self.environments.append(environment)
         return self
-
-    def start(self, device: str) -> None:
-        self.together.wait(PATIENCE_S)  # breaks unless all devices start at the same time
 
     def run(self, job: Job, timeout_s: float) -> Measurement:
         assert job.check is not None
@@ -61,7 +57,6 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> FakeWorkers:
     monkeypatch.setattr(runner, "named_gpus", lambda devices: [str(device) for device in devices])
     monkeypatch.setattr(runner, "gpu_uuid", lambda name: f"GPU-{name}")
     monkeypatch.setattr(runner, "fingerprint", lambda target: {})
-    monkeypatch.setattr(runner, "compile_read_roofline", lambda target: None)
     return fake
 
 
@@ -74,11 +69,10 @@ def measured(locks: Path) -> list[Measurement]:
         return [job.result() for job in jobs]
 
 
-def test_workers_start_together_and_share_the_processors(workers: FakeWorkers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_workers_share_the_processors(workers: FakeWorkers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("KVGEN_MACHINE", '{"cores": 64}')
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    Runner(kv4_spec(), "sm90", tmp_path, range(DEVICES)).ready()
-    assert not workers.together.broken
+    Runner(kv4_spec(), "sm90", tmp_path, range(DEVICES))
     assert [(one["CUDA_VISIBLE_DEVICES"], one["OMP_NUM_THREADS"]) for one in workers.environments] == [(n, "16") for n in "0123"]
 
 

@@ -80,11 +80,7 @@ def test_the_best_is_found_early_and_worse_layouts_are_set_aside():
     assert min(map(cost, candidates)) == 1.0
     per_block = {block: sum(p.schedule.layout["block"] == block for p in candidates) for block in BLOCKS}
     assert per_block[128] > per_block[32]
-    assert per_block[256]  # a neighbour of the new leader joins
-    found = search()
-    for candidate in found.next(1000):
-        found.take(candidate.measured("ok", samples=(1.0 if candidate.schedule.layout["block"] == 64 else 2.0,)))
-    assert 256 not in {p.schedule.layout["block"] for p in found.next(20)}  # the leader is the default's layout still
+    assert per_block[256], "the neighbour of the best joins"
 
 
 def test_records_of_an_earlier_build_are_not_given_again():

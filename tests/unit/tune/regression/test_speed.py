@@ -1,4 +1,4 @@
-"""Speed: whatever differs in machine code is timed, against the module that was tuned or against the recorded read fraction."""
+"""Speed: a module that is not the registered one is timed, against the module that was tuned or against the recorded read fraction."""
 
 from __future__ import annotations
 
@@ -44,12 +44,10 @@ def recorded(entry: Entry, **changes: object) -> Entry:
     return replace(entry, timings=tuple(replace(timing, **changes) for timing in entry.timings))
 
 
-def test_what_is_the_same_machine_code_is_not_timed_and_said_so(place: Place):
+def test_what_was_registered_is_not_timed(place: Place):
     place.interleaved(never)
-    assert detail(place.check(speed=True), "speed") == "the same machine code"
-    headers_changed(place, "// a comment\n")
     checked = place.check(speed=True)
-    assert (told(checked)["speed"], detail(checked, "speed")) == ("good", "the same machine code")
+    assert (told(checked)["speed"], detail(checked, "speed")) == ("good", "the same modules")
 
 
 @pytest.mark.parametrize(("us", "status"), [(15.0, "regressed"), (10.0, "good"), (5.0, "good")])
@@ -60,19 +58,6 @@ def test_a_header_that_slows_the_kernel_down_regresses(place: Place, us: float, 
     assert told(checked)["source"] == "good", "the text is the same"
     assert told(checked)["speed"] == status
     assert "than the module it was tuned as" in detail(checked, "speed")
-
-
-def test_every_workload_of_a_source_is_timed(place: Place):
-    timed: list[str] = []
-
-    def answer(jobs: list[Job]) -> list[Measurement]:
-        timed.append(jobs[0].workload.key)
-        return times(10.0, None, jobs)
-
-    headers_changed(place, SLOW)
-    place.interleaved(answer)
-    place.check(speed=True)
-    assert sorted(timed) == sorted(key for launch in place.entry.launches for key in launch.workloads)
 
 
 @pytest.mark.parametrize(("read_us", "status"), [(4.0, "regressed"), (4.6, "good")])
