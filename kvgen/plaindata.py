@@ -38,8 +38,3 @@ class Json:
             place = ".".join(named)
             raise ValueError(f"{place or cls.__name__}: {first['msg']}") from None
         return value
-
-
-def rounded(digits: int) -> PlainSerializer:
-    """Write a number with so many digits after the point."""
-    return PlainSerializer(lambda value: round(value, digits))

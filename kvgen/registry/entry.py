@@ -183,7 +183,7 @@ class Entry(Json):
                 raise Damaged(f"a launch has the workload {min(unknown)}, which the spec does not have")
             for timing in entry.timings:
                 timing.check()
-        except (ValueError, KeyError, TypeError, AttributeError, KvgenError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, KvgenError) as error:
             raise Damaged(f"it cannot be read: {error}") from error
         return entry
 

@@ -124,31 +124,23 @@ def measurements(file: str | Path) -> pd.DataFrame:
 
     from kvgen.errors import KvgenError
     from kvgen.files import read_plain
+    from kvgen.spec.workloads import parse
 
     try:
         text = io.BytesIO(read_plain(Path(file).resolve(), MOST_BYTES))
         frame = pd.read_csv(text, keep_default_na=False, na_values={"watts": "", "clock_mhz": ""})
         if absent := [name for name in COLUMNS if name not in frame]:
             raise ValueError(f"it has no column {absent[0]}")
-        frame["workload"] = [_workload(number, row) for number, row in enumerate(frame.itertuples(), 1)]
+        frame = frame.astype({"us": float, "read_us": float})
+        if not frame[["us", "read_us"]].gt(0.0).all(axis=None):
+            raise ValueError("a time is not above 0")
+        shapes = zip(frame.batch, frame.kv_len, frame.q_len, strict=True)
+        return frame.assign(workload=[parse(f"{batch}x{kv_len}q{q_len}").key for batch, kv_len, q_len in shapes])
     except OSError as error:
         raise KvgenError(f"cannot read {file}: {error.strerror}") from error
     except ValueError as error:
         what = "it is not text" if isinstance(error, UnicodeDecodeError) else f"{error}".strip().splitlines()[0][:120]
         raise KvgenError(f"{file} is no table that `kvgen bench --csv` wrote: {what}") from error
-    return frame.astype({"us": float, "read_us": float})
-
-
-def _workload(number: int, row: Any) -> str:
-    """The key of a row's workload. Raises ValueError where no measurement gives such a row."""
-    from kvgen.spec.workloads import parse
-
-    try:
-        if not all(0 < float(us) < float("inf") for us in (row.us, row.read_us)):
-            raise ValueError(f"a time must be above 0, not {row.us} and {row.read_us} µs")
-        return parse(f"{row.batch}x{row.kv_len}q{row.q_len}").key
-    except ValueError as error:
-        raise ValueError(f"row {number}: {error}") from error
 
 
 def joined(tables: list[pd.DataFrame]) -> pd.DataFrame | None:

@@ -21,11 +21,6 @@ def factor(value: float | None) -> str:
     return "–" if value is None else f"{value:.3g}×" if value >= 10 else f"{value:.2f}×"
 
 
-def measure(value: float | None, unit: str) -> str:
-    """A whole number of a unit; a dash for None."""
-    return "–" if value is None else f"{value:.0f} {unit}"
-
-
 def count(value: int) -> str:
     """A number of tokens in units of 1024 or 1024², where it is a multiple: 32K."""
     for unit, size in (("M", 1 << 20), ("K", 1 << 10)):

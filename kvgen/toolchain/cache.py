@@ -12,12 +12,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
 
 from kvgen._resources import user_cache
 from kvgen.errors import HostError, KvgenError, host_errors
 from kvgen.files import is_name
-from kvgen.plaindata import Json, rounded
+from kvgen.plaindata import Json
 
 MODULE = "module.so"
 META = "artifact.json"
@@ -40,7 +39,7 @@ class Resources(Json):
     """Compile time and resources of the kernels; `kernels` is empty for the CPU."""
 
     compiler: str
-    seconds: Annotated[float, rounded(3)]
+    seconds: float
     kernels: Mapping[str, KernelResources] = field(default_factory=dict)
 
     @property

@@ -72,7 +72,7 @@ def _compile(source: Source, compiler: Compiler, key: str, cache: ArtifactCache)
         output = folder / "out.so"
         started = time.monotonic()
         log = run_compiler(compiler.command(source, file, output), folder)
-        seconds = time.monotonic() - started
+        seconds = round(time.monotonic() - started, 3)
         if not output.is_file():
             raise CompileError(f"{compiler} ended well and wrote no module")
         kernels = parse_ptxas(log) if source.language == "cuda" else {}
@@ -183,6 +183,7 @@ def build_all(
 
 _ENTRY = re.compile(r"Compiling entry function '([^']+)'")
 _STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+_SCOPES = re.compile(r"\(\w+\)(?=[\w-])|\(anonymous namespace\)::|\b\w+::")
 _REGISTERS = re.compile(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?")
 
 
@@ -204,22 +205,8 @@ def parse_ptxas(log: str) -> dict[str, KernelResources]:
 def short_names(mangled: list[str]) -> list[str]:
     """Readable unique names, `decode<4, Half>` for `void kvgen::decode<4, kvgen::Half>(int*)`; as they are where c++filt is missing."""
     try:
-        full = run(["c++filt"], 60.0, "\n".join(mangled)).stdout.split("\n")[: len(mangled)]
+        names = run(["c++filt", "-p"], 60.0, "\n".join(mangled)).stdout.split("\n")[: len(mangled)]
     except OSError:
         return mangled
-    short = [_shorten(name) for name in full]
-    return short if len(set(short)) == len(short) else full
-
-
-def _shorten(name: str) -> str:
-    """Without return type, namespaces and arguments."""
-    depth, end = 0, len(name)
-    for index in range(len(name) - 1, -1, -1):
-        depth += {")": 1, "(": -1}.get(name[index], 0)
-        if name[index] == "(" and depth == 0 and index:
-            end = index
-            break
-    name = re.sub(r"\(\w+\)(?=[\w-])", "", name[:end].replace("(anonymous namespace)::", ""))
-    name = re.sub(r"\b\w+::", "", name)
-    head, bracket, rest = name.partition("<")
-    return head.split()[-1] + bracket + rest if head.split() else name
+    short = [_SCOPES.sub("", name) for name in names]
+    return short if len(set(short)) == len(short) else mangled

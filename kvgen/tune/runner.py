@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from threading import Event, Lock
@@ -103,15 +103,14 @@ class Runner:
     def _judged(self, candidate: Candidate, artifact: Artifact, device: int, timing: TimingPolicy | None) -> Measurement:
         module = artifact.sha256
         with self._verifying.setdefault(module, Lock()) if module not in self._verified else nullcontext():
-            before = self._verified.get(module)
-            job = self._job(candidate, artifact, timing, replace(self._check, workloads_only=before is not None))
+            before = self._verified.get(module, {})
+            job = self._job(candidate, artifact, timing, replace(self._check, workloads_only=module in self._verified))
             with self._locked(device):
                 outcome = self._workers[device].run(job, self._timeout_s)
-            accuracy = {name: max((before or {}).get(name, 0.0), error) for name, error in {**(before or {}), **outcome.accuracy}.items()}
-            outcome = replace(outcome, accuracy=accuracy)
+            accuracy = {name: max(before.get(name, 0.0), outcome.accuracy.get(name, 0.0)) for name in {**before, **outcome.accuracy}}
             if outcome.ok:
                 self._verified[module] = self.passed[module, candidate.workload.key] = accuracy
-        return _of(candidate, artifact, outcome)
+        return _of(candidate, artifact, replace(outcome, accuracy=accuracy))
 
     def final(self, entrants: Sequence[tuple[Candidate, Artifact]], seconds: float | None) -> list[Measurement]:
         """Time verified candidates A B C A B C … on the first device, so that drift of the machine affects all alike. Takes about `seconds`
@@ -144,10 +143,8 @@ class Runner:
             while not lock.is_locked:
                 if self._closed.is_set():
                     raise MeasureError("the run has ended")
-                try:
+                with suppress(Timeout):
                     lock.acquire(timeout=WAIT_S)
-                except Timeout:
-                    continue
         try:
             yield
         finally:

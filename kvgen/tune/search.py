@@ -81,30 +81,22 @@ class Search:
         self._quota = math.inf if exhaustive else 1
         self._everything = exhaustive
         """Whether back ends that are far behind take part, too."""
-        self._first: list[Candidate] = []
+        self.first: list[Candidate] = []
+        """Candidates that come before all others and were not given yet."""
+        self.elsewhere: dict[Key, Candidate] = {}
+        """Candidates that other processes are measuring."""
         self._pending: set[Key] = set()
-        self._elsewhere: dict[Key, Candidate] = {}
 
     @property
     def left(self) -> int:
         """Candidates that were not given yet."""
-        return len(self._first) + sum(len(queue.todo) for queue in self._queues.values())
-
-    @property
-    def leading(self) -> int:
-        """Candidates that come before all others and were not given yet."""
-        return len(self._first)
-
-    @property
-    def elsewhere(self) -> int:
-        """Candidates that other processes are measuring."""
-        return len(self._elsewhere)
+        return len(self.first) + sum(len(queue.todo) for queue in self._queues.values())
 
     def lead(self, candidates: Iterable[Candidate]) -> None:
         """Give these candidates before any other."""
         for candidate in candidates:
             self._drop(candidate)
-            self._first.append(candidate)
+            self.first.append(candidate)
 
     def next(self, count: int) -> list[Candidate]:
         """Up to `count` candidates; fewer, or none, if the next ones depend on pending records, or if none are left."""
@@ -117,8 +109,8 @@ class Search:
     def take(self, record: Measurement) -> None:
         """Use a record: of a candidate that was given, or of another process or an earlier build."""
         self._pending.discard(record.candidate.key)
-        self._elsewhere.pop(record.candidate.key, None)
-        self._first = [candidate for candidate in self._first if candidate.key != record.candidate.key]
+        self.elsewhere.pop(record.candidate.key, None)
+        self.first = [candidate for candidate in self.first if candidate.key != record.candidate.key]
         queue = self._drop(record.candidate)
         if queue is not None and record.timed:
             queue.found.append(record)
@@ -128,12 +120,12 @@ class Search:
     def leave(self, candidate: Candidate) -> None:
         """Leave a candidate to another process, whose record may arrive later."""
         self._pending.discard(candidate.key)
-        self._elsewhere[candidate.key] = candidate
+        self.elsewhere[candidate.key] = candidate
 
     def regain(self, claimed: set[Key]) -> None:
         """Try again what was left to other processes and is no longer `claimed` by one: it died before it had measured it."""
-        for key in self._elsewhere.keys() - claimed:
-            candidate = self._elsewhere.pop(key)
+        for key in self.elsewhere.keys() - claimed:
+            candidate = self.elsewhere.pop(key)
             if (queue := self._queue(candidate)) is not None:
                 queue.todo[candidate.schedule.id] = candidate.schedule
 
@@ -156,8 +148,8 @@ class Search:
         return queue
 
     def _pick(self) -> Candidate | None:
-        if self._first:
-            return self._first.pop(0)
+        if self.first:
+            return self.first.pop(0)
         while True:
             open_now = [queue for queue in self._racing() if queue.todo and queue.given < self._quota]
             if open_now:

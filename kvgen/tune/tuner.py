@@ -264,9 +264,9 @@ class _Build:
         """Start as many candidates as compilers and devices can take."""
         room = pipeline.width - len(pipeline.inside)
         if self.clock.search_over:
-            room = search.leading
+            room = len(search.first)
         elif (trials := self.clock.trials_left) is not None:  # nothing is compiled that would not be measured
-            room = min(room, max(search.leading, trials - len(pipeline.inside)))
+            room = min(room, max(len(search.first), trials - len(pipeline.inside)))
         claimed = self.studies.claimed()
         for record in self.studies.read():
             search.take(record)
@@ -342,7 +342,11 @@ class _Build:
             if interrupted and (decision is None or not all((one.id, key) in known for key, one in self.present.items())):
                 raise KeyboardInterrupt
         if decision is None:
-            raise self._nothing_right()
+            records = self.records.values()
+            kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(Counter(r.kind for r in records).items()))
+            told = [f": {r.candidate}: {r.kind}: {r.detail}" for r in records if not r.timed] + [f": {note}" for note in self.notes]
+            what = f"no schedule of {self.spec.name} was right at every workload ({kinds or 'nothing was measured'})"
+            raise MeasureError(f"{what}{next(iter(told), '')}")
         more: list[Schedule] = []
         if not interrupted:
             try:
@@ -366,13 +370,6 @@ class _Build:
         """The records of schedules that were wrong at no workload."""
         wrong = {record.candidate.schedule for record in self.records.values() if record.kind == "wrong"}
         return [record for record in self.records.values() if record.candidate.schedule not in wrong]
-
-    def _nothing_right(self) -> MeasureError:
-        """The error of a build without a decision: what failed, and how."""
-        records = self.records.values()
-        kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(Counter(r.kind for r in records).items()))
-        told = [f": {r.candidate}: {r.kind}: {r.detail}" for r in records if not r.timed] + [f": {note}" for note in self.notes] + [""]
-        return MeasureError(f"no schedule of {self.spec.name} was right at every workload ({kinds or 'nothing was measured'}){told[0]}")
 
     def _further(self, winners: Sequence[Schedule], queue: CompileQueue) -> list[Schedule]:
         """The defaults that serve other calls beside the winners, compiled and verified; what fails is left out with a note."""

@@ -79,18 +79,9 @@ def test_a_text_goes_through_a_pipe_that_is_named_by_its_handle() -> None:
     os.close(reader)
 
 
-def test_json_is_read_to_a_bounded_depth_and_of_finite_numbers(tmp_path: Path) -> None:
+def test_json_is_of_finite_numbers_and_no_deeper_than_python_goes(tmp_path: Path) -> None:
     file = tmp_path / "a.json"
-    for text, reason in (
-        ("[" * 65 + "]" * 65, "too deeply"),
-        ("[" * 100_000, "too deeply"),
-        ("[NaN]", "no number"),
-        ("[1e999]", "no number"),
-    ):
+    for text, reason in (("[" * 100_000, "too deeply"), ("[NaN]", "no number"), ("[1e999]", "no number"), ("[1, 2, 3, 4]", "more than 10")):
         file.write_text(text)
         with pytest.raises(ValueError, match=reason):
-            read_json(file, 1 << 20)
-    file.write_text("[" * 64 + "]" * 64)
-    assert isinstance(read_json(file, 1 << 20), list)
-    with pytest.raises(ValueError, match="more than 10 bytes"):
-        read_json(file, 10)
+            read_json(file, 10 if "4" in text else 1 << 20)

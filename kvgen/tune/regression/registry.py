@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,7 +11,6 @@ from typing import Any
 from kvgen.errors import KvgenError
 from kvgen.lower.backend import Source
 from kvgen.measure.worker import Worker
-from kvgen.registry.entry import Entry
 from kvgen.registry.store import Found, Store, format_name
 from kvgen.toolchain import ArtifactCache
 from kvgen.toolchain.compile import build_all
@@ -58,10 +57,21 @@ def check_registry(
     """
     found = [one for one in every if not keys or one.key.startswith(tuple(keys))]
     chosen = [one.entry for one in found if one.entry is not None and (not archs or one.entry.arch in archs)]
-    compile_ahead(chosen, compiling)
+    sources: list[Source] = []
+    for entry in chosen:
+        with suppress(Exception):  # templates raise exceptions of many kinds
+            sources += entry.sources
+    with suppress(KvgenError):  # the check of its entry names the failure
+        build_all(sources, ArtifactCache(), compiling)
     for entry in chosen:
         checked = check_entry(entry, speed=speed, worker=worker)
-        yield _accept(store, checked) if accept else Result(checked, store.name)
+        accepted = accept and checked.renewed is not None
+        try:
+            if accepted and checked.renewed is not None and checked.renewed != checked.entry:
+                store.put(checked.renewed)
+        except (KvgenError, OSError) as error:
+            checked, accepted = replace(checked, findings=(*checked.findings, _cannot(error))), False
+        yield Result(checked, store.name, accepted=accepted and checked.regressed)
     yield from (Result(problem, store.name) for one in found if (problem := file_problem(one)) is not None)
 
 
@@ -72,16 +82,6 @@ def file_problem(one: Found) -> Checked | None:
     if one.path.name.partition(".")[0] == (name := format_name(one.entry.spec)):
         return None
     return Checked(one.key, (Finding("registry", "regressed", f"get_kernel looks for it as {name}.json, and it is {one.path.name}"),))
-
-
-def compile_ahead(entries: Iterable[Entry], compiling: Callable[[int], object]) -> None:
-    """Compile the present sources of entries in parallel, until one fails: the check of its entry names the failure."""
-    sources: list[Source] = []
-    for entry in entries:
-        with suppress(Exception):  # templates raise exceptions of many kinds
-            sources += entry.sources
-    with suppress(KvgenError):
-        build_all(sources, ArtifactCache(), compiling)
 
 
 def unreachable(registry: str, error: Exception) -> Result:
@@ -101,18 +101,6 @@ def summary(results: Sequence[Result], *, accept: bool = False) -> str:
     missed = Counter((found.aspect, found.detail) for one in results for found in one.checked.findings if found.status == "unable")
     reasons = [f"{aspect} of {count} ({detail})" for (aspect, detail), count in missed.items()]
     return told + (f"; not checked: {', '.join(reasons)}" if reasons else "")
-
-
-def _accept(store: Store, checked: Checked) -> Result:
-    """Replace the entry by what renders and compiles now, if that is allowed."""
-    if checked.renewed is None:
-        return Result(checked, store.name)
-    try:
-        if checked.renewed != checked.entry:
-            store.put(checked.renewed)
-    except (KvgenError, OSError) as error:
-        return Result(replace(checked, findings=(*checked.findings, _cannot(error))), store.name)
-    return Result(checked, store.name, accepted=checked.regressed)
 
 
 def _cannot(error: Exception) -> Finding:
