@@ -15,7 +15,7 @@ from kvgen.lower.backend import CPU_FLAGS, FUNCTIONS, Lowering, Source
 from kvgen.lower.modifier import modifier_of
 from kvgen.lower.schedule import Params, Schedule, layout_of
 from kvgen.lower.space import SearchSpace, spec_facts
-from kvgen.spec import KernelSpec, KeySpec, QuantSpec
+from kvgen.spec import KernelSpec
 from kvgen.spec.dispatch import Tiling
 
 TEMPLATE = "cpu/module.cpp.jinja"
@@ -94,7 +94,7 @@ class CpuBackend(Lowering[KernelSpec]):
     def _context(self, spec: KernelSpec, schedule: Schedule) -> dict[str, Any]:
         attention, layout = spec.attention, layout_of(spec, schedule.layout)
         return {
-            "format": f"{attention.dtype}, {_in_words('K', spec.key)}, {_in_words('V', spec.value)}",
+            "format": f"{attention.dtype}, K {codec_of(spec.key).label}, V {codec_of(spec.value).label}",
             "constants": constants_of(spec, layout),
             "dtype": "k" + attention.dtype.capitalize(),
             "q_heads": attention.q_heads,
@@ -117,10 +117,3 @@ def _even_share(rows: int, most: int) -> int:
     """The smallest block of rows that needs no more passes than blocks of `most` rows do."""
     passes = -(-rows // most)
     return -(-rows // passes)
-
-
-def _in_words(name: str, quant: QuantSpec) -> str:
-    if not quant.quantized:
-        return f"{name} not quantized"
-    boost = f", {quant.boost.fraction:g} of the channels in 4 bits" if isinstance(quant, KeySpec) and quant.boost.fraction else ""
-    return f"{name} {codec_of(quant).label} per {quant.axis} in groups of {quant.group}{'' if quant.zero else ', symmetric'}{boost}"

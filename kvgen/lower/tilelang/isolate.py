@@ -74,12 +74,8 @@ def missing() -> str | None:
 
 
 def tilelang_version() -> str:
-    """The TileLang that lowers here. Another one may print other text, so it is part of what kernels are kept by.
-
-    Without one that lowers it is the oldest that does: what was lowered with it can be had again.
-    """
-    found = _installed()
-    return found if found is not None and missing() is None else OLDEST
+    """The TileLang that lowers here. Another one may print other text, so it is part of what kernels are kept by."""
+    return _installed() or OLDEST
 
 
 def lower_apart(spec: KernelSpec, schedule: Schedule, timeout_s: float = TIMEOUT_S) -> Lowered:

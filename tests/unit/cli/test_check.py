@@ -113,14 +113,6 @@ def test_a_damaged_entry_fails_is_no_regression_and_cannot_be_accepted(check: Ru
     assert (code, out.splitlines()[-1]) == (1, f"{last}; of these accepted: 0")
 
 
-def test_what_renders_differently_is_accepted(check: Run, place: Place):
-    place.later(comment="int changed;\n")
-    code, out = check("--accept")
-    assert code == 0
-    assert out.splitlines()[-1].endswith("; of these accepted: 1")
-    assert check()[0] == 0
-
-
 @pytest.mark.parametrize("words", [[], ["--json"]], ids=["table", "json"])
 def test_an_interrupted_check_tells_what_it_has_checked(check: Run, monkeypatch: pytest.MonkeyPatch, words: list[str]):
     def interrupted(*_: object) -> None:

@@ -42,14 +42,6 @@ def test_help_loads_nothing_heavy(option: str, said: tuple[str, ...]):
     assert all(word in printed for word in said)
 
 
-def test_every_command_says_how_it_is_called(kvgen: Any):
-    for command in COMMANDS:
-        answer = kvgen(command, "--help")
-        usage = next(line for line in answer.out.splitlines() if "Usage:" in line)
-        assert (answer.code, f"kvgen {command} " in usage) == (0, True)
-        assert not any(doubled in usage for doubled in ("[[", "......", "...}"))  # typer marks what is optional and what may be repeated
-
-
 @pytest.mark.parametrize(
     ("parse", "text", "value"),
     [
@@ -113,15 +105,6 @@ def test_debug_shows_the_traceback(kvgen: Any):
     assert kvgen("show", "0000").code == 3
     with pytest.raises(RegistryMiss):
         main(["show", "0000", "--debug"])
-
-
-def test_an_error_nobody_foresaw_is_one_line(kvgen: Any, monkeypatch: pytest.MonkeyPatch):
-    def broken(name: str) -> None:
-        raise AttributeError("oops")
-
-    monkeypatch.setattr("kvgen.lower.backend.get_backend", broken)
-    answer = kvgen("space", "tiny.yaml", "--backend", "cpu")
-    assert (answer.code, answer.err) == (3, "kvgen: internal error: AttributeError: oops (--debug shows where)\n")
 
 
 def test_a_file_that_cannot_be_written_is_named_before_anything_is_measured(kvgen: Any, monkeypatch: pytest.MonkeyPatch):

@@ -69,14 +69,6 @@ def test_list_and_show_say_when_times_are_of_other_sources(kvgen: Any, built: Tu
         assert ("(of other sources)" in " ".join(line.split()[:40])) is others
 
 
-def test_launches_count_in_the_order_of_what_show_prints(kvgen: Any, built: TuningResult):
-    launches = kvgen("show", built.entry.key, "--json").json()["launches"]
-    words = [f"--workload={name}" for name in ("1x128", "2x512", "64x512", "1x100000", "8x64-512")]
-    served = [answer["serving"][0] for answer in kvgen("why", "tiny.yaml", *words, "--json").json()]
-    assert len({one["launch"] for one in served}) > 1
-    assert all(one["params"] == launches[one["launch"]]["params"] for one in served)
-
-
 def test_tables_name_each_workloads_back_end_and_how_far_behind_the_other_is(
     kvgen: Any, mixed: TuningResult, capsys: pytest.CaptureFixture[str]
 ):
@@ -109,12 +101,6 @@ def test_entries_print_no_control_characters(kvgen: Any, tmp_path: Path):
         assert answer.code == 0
         assert all(line.isprintable() for line in answer.out.split("\n"))
         assert "\\x1b[2J" in answer.out
-
-
-def test_an_entry_that_was_never_tuned_is_shown_as_compiled(kvgen: Any, tmp_path: Path):
-    entry = replace(tuned(spec_of("k4v4", "sm90", [workload_of("1x4096")])), device={"name": "Some GPU"})
-    Store(tmp_path / "registry").put(replace(entry, timings=(), runner_up=None))
-    assert "cuda for sm90, compiled on Some GPU, never tuned; layout" in kvgen("show", entry.key).out
 
 
 # --- without an entry ------------------------------------------------------------------------------------------------

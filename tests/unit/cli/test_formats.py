@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,6 @@ import pandas as pd
 import pytest
 
 from kvgen.accuracy import formats
-from kvgen.cli.output import describe
-from kvgen.registry import packaged_store
-from kvgen.registry.store import Store
 from kvgen.spec import load_spec
 from tests.support.commands import ROOT
 
@@ -22,13 +18,6 @@ def test_presets_and_schema_describe_the_language(kvgen: Any) -> None:
     assert kvgen("presets", "--json").json()["kivi-int2"]["key"]["bits"] == 2
     assert "bits: 2" in kvgen("presets", "kivi-int2").out
     assert kvgen("schema").json() == json.loads((ROOT / "docs" / "kvgen-spec.schema.json").read_text())
-
-
-def test_formats_that_differ_are_described_differently() -> None:
-    specs = [load_spec(file) for file in sorted((ROOT / "examples").glob("*.yaml"))]
-    specs += [load_spec({**specs[0].to_json(), **change}) for change in ({"cache": {"rollback": 8}}, {"cache": {"local": 64}})]
-    described = {spec.format_id: describe(spec) for spec in (*specs, *formats.suite().values())}
-    assert len(set(described.values())) == len(described)
 
 
 @pytest.fixture
@@ -128,10 +117,3 @@ def test_what_cannot_be_is_refused_with_a_reason(kvgen: Any, words: list[str], c
     answer = kvgen(*words)
     assert answer.code == code
     assert said in answer.said
-
-
-def test_show_tells_the_quality_of_an_entry(kvgen: Any, tmp_path: Path) -> None:
-    entry = next(one.entry for one in packaged_store().all() if one.entry is not None and one.entry.spec.name == "kitty")
-    assert "structured data L2 0.85" in kvgen("show", entry.key).out
-    Store(tmp_path / "registry").put(replace(entry, quality=None))
-    assert "data L2" not in kvgen("show", entry.key).out

@@ -20,9 +20,8 @@ from kvgen.spec import KernelSpec
 from kvgen.toolchain import build
 from kvgen.toolchain.compilers import CXX_FLAGS, cpu_features, find_gxx
 from kvgen.verify import CheckPolicy
-from kvgen.verify.attention import attend
 from kvgen.verify.check import check
-from kvgen.verify.tolerance import relative_l2, tolerance
+from kvgen.verify.tolerance import relative_l2
 from tests.support.cpu import spec_of, variant
 
 CPU = get_backend("cpu")
@@ -101,20 +100,6 @@ def test_every_instruction_set_gives_the_same_scores() -> None:
     for out, lse in results[1:]:
         assert relative_l2(out, results[0][0]) < 2e-4  # roundings to float16 at a tie
         assert relative_l2(lse, results[0][1]) < 1e-6
-
-
-def test_a_token_of_large_weight_and_small_values_leaves_the_others_their_precision() -> None:
-    """As the first token of a model often is: nearly all of the weight, nearly nothing of the values."""
-    v = variant(spec_of(heads="2/1", k="8c128", v="8t64"), (("dot", "int16"), ("block", 128)))
-    generator = torch.Generator().manual_seed(2)
-    q = torch.randn(1, 1, 2, 64, generator=generator).half()
-    k, val = (torch.randn(1, 128, 1, 64, generator=generator).half() for _ in range(2))
-    k[:, 0], val[:, 0] = q.mean(2) * 1.5, val[:, 0] * 1e-3
-    cache = v.new_cache(1, 256)
-    v.prefill(cache, k, val)
-    want, _ = attend(q, *v.unpack(cache), cache.lengths)
-    assert float(want.norm()) < 0.5 * float(val[:, 1:].float().norm() / 127**0.5)
-    assert relative_l2(v.attend(q, cache), want) <= tolerance(v.dtype)
 
 
 @pytest.mark.parametrize(

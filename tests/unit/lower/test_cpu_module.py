@@ -61,19 +61,12 @@ def draw(generator: torch.Generator, *shape: int, dtype: torch.dtype) -> torch.T
     return torch.randn(shape, generator=generator).to(dtype)
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_attention_of_a_whole_prompt_is_causal(packed: bool) -> None:
-    """Either all tokens come with the call, or they are in the cache already."""
+def test_attention_of_a_whole_prompt_is_causal() -> None:
     v = variant(FORMATS["plain"])
     generator = torch.Generator().manual_seed(9)
     q = draw(generator, 2, 333, 4, 64, dtype=v.dtype)
     k, val = (draw(generator, 2, 333, 2, 64, dtype=v.dtype) for _ in range(2))
-    cache = v.new_cache(2, 333)
-    if packed:
-        v.prefill(cache, k, val)
-        out, lse = v.attend(q, cache, lse=True)
-    else:
-        out, lse = v.decode(q, k, val, cache, lse=True)
+    out, lse = v.decode(q, k, val, v.new_cache(2, 333), lse=True)
     want, want_lse = attend(q, k, val)
     assert relative_l2(out, want) <= tolerance(v.dtype)
     assert relative_l2(lse, want_lse) <= 1e-5

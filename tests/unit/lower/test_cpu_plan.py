@@ -169,20 +169,6 @@ def test_a_step_appends_at_the_lengths_of_its_plan() -> None:
         assert same(planned.state(), alone.state())
 
 
-def test_skipped_sequences_give_zeros_and_get_no_tokens() -> None:
-    raw = Raw((40, 0, 31, 0))
-    before = raw.state()
-    plan = raw.plan(1, append=True, skip_empty=True)
-    out, lse = raw.decode(1, plan, advance=False)
-    raw.module.advance(raw.now, None, 1, BIG, 0)
-    assert raw.now.tolist() == [41, 0, 32, 0]
-    for b in (1, 3):
-        assert not out[b].any()
-        assert (lse[b] == -torch.inf).all()
-        assert same([t[b] for t in raw.tensors[1:3]], [t[b] for t in before[1:3]])
-    assert torch.isfinite(lse[0]).all()
-
-
 def test_plans_of_other_calls_are_refused() -> None:
     raw = Raw((2600, 0, 130, 2900, 31))
     plan, other = raw.plan(1, append=False), raw.plan(70, append=False)
@@ -198,16 +184,6 @@ def test_plans_of_other_calls_are_refused() -> None:
         wrong[place] = value
         with pytest.raises(ValueError, match="attend: the plan is not one of this call"):
             raw.attend(1, wrong)
-
-
-def test_advance_keeps_empty_sequences_empty_and_writes_all_or_nothing() -> None:
-    advance = built().module.advance
-    lengths = int32(3, 0, 10)
-    advance(lengths, None, 2, 12, 0)
-    assert lengths.tolist() == [5, 0, 12]
-    with pytest.raises(ValueError, match="advance: sequence 2 would have 13 tokens, more than the limit of 12"):
-        advance(lengths, None, 1, 12, 0)
-    assert lengths.tolist() == [5, 0, 12]
 
 
 def test_pages_before_the_window_may_be_absent() -> None:

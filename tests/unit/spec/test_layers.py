@@ -159,16 +159,6 @@ def test_a_preset_fits_the_heads_of_any_model(name: str) -> None:
     assert {(one.key.group, one.value.group) for one in specs} == {(128, CONFIGS[name][2].head_dim)}
 
 
-def test_layers_may_have_heads_of_their_own() -> None:
-    """Gemma 4's full layers: as its config.json says it, and as transformers writes it."""
-    written = CONFIGS["Gemma 4 as transformers writes it"][0]
-    original = {name: value for name, value in written.items() if name != "per_layer_config"}
-    original |= {"global_head_dim": 512, "num_global_key_value_heads": 2, "attention_k_eq_v": True}
-    assert [one.head_dim for one in layers_of(written).facts] == [one.head_dim for one in layers_of(original).facts]
-    assert [one.head_dim for one in layers_of(written).facts] == ([256] * 5 + [512]) * 2
-    assert [one.kv_heads for one in layers_of(original).facts] == ([4] * 5 + [2]) * 2
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_models_known_by_name_are_configurations(name: str) -> None:
     specs = layer_specs(known_config(name.upper()), {"preset": "kivi-int2"})

@@ -112,7 +112,6 @@ def test_hints(line: str, path: str, hint: str) -> None:
         ("bits: 4, axis: channel", "bits: 3, axis: channel", "key.bits", "must be one of 2, 4, 8, 16, not 3"),
         ("q_heads: 4", "q_heads: yes", "attention.q_heads", "must be an integer, not True"),
         ("q_heads: 4", "q_heads: 0100", "attention.q_heads", "must be an integer, not '0100'"),
-        ("q_heads: 4", "q_heads: 1e1", "attention.q_heads", "must be an integer, not 10.0"),
         ("q_heads: 4", "q_heads: 1:30", "attention.q_heads", "must be an integer, not '1:30'"),
         ("q_heads: 4", "q_heads: !!int '1:30'", "attention.q_heads", "not a readable int: '1:30'"),
         ("q_heads: 4", "q_heads: " + "9" * 6000, "attention.q_heads", "not a readable number: it has more than 64 characters"),
@@ -120,9 +119,7 @@ def test_hints(line: str, path: str, hint: str) -> None:
         ("q_heads: 4", "q_heads: -4", "attention.q_heads", "must be greater than 0, not -4"),
         ("head_dim: 64", "head_dim: 64, softcap: .nan", "attention.softcap", "must be a finite number, not nan"),
         ("head_dim: 64", "head_dim: 64, sinks: 1", "attention.sinks", "must be true or false, not 1"),
-        ("key: {bits: 4, axis: channel, group: 32}", "key: [4]", "key", "must be a mapping, not a list"),
         ("key: {bits: 4, axis: channel, group: 32}\n", "", "key", "required, but missing"),
-        ("name: good", "workloads: []", "workloads", "must not be empty: leave it out for the default"),
     ],
 )  # fmt: skip
 def test_types_are_strict(old: str, new: str, path: str, message: str) -> None:
@@ -169,13 +166,6 @@ def test_the_first_hundred_mistakes_are_reported_and_that_there_are_more() -> No
         assert [issue.path for issue in caught.value.issues] == [f"k{i}" for i in range(100)]
         lines = str(caught.value).splitlines()
         assert (lines[0], len(lines)) == ("more than 100 mistakes in the spec", 102)
-
-
-def test_an_issue_is_one_short_line_whatever_the_spec_holds() -> None:
-    for name in ("z" * 60000, "a\nb", "\x1b[31m", "\u2028"):
-        (issue,) = issues({**base(), name: 1})
-        assert issue.path == (name[:297] + "..." if len(name) > 300 else name.encode("unicode_escape").decode())
-        assert str(issue).isprintable()
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
@@ -227,12 +217,6 @@ PIECES = (
 def test_texts_of_the_largest_size(piece: str) -> None:
     head, size = GOOD + "cache: ", len(piece.encode("utf-8", "surrogatepass"))
     assert refused(head + piece * ((MAX_TEXT - len(head)) // size))
-
-
-def test_values_that_are_none_of_a_field() -> None:
-    for value in ("0x" + "9" * 6000, "1e400", "-.inf", "1:" * 30000 + "1", "&a [*a]", '"\\ud800"', "!!map x", "!!binary aGk=", "{[1]: 2}"):
-        for field in ("attention", "key", "workloads"):
-            assert refused("".join(line for line in GOOD.splitlines(True) if not line.startswith(field)) + f"{field}: {value}\n")
 
 
 def test_texts_that_grow() -> None:

@@ -45,16 +45,6 @@ def test_fields_that_say_nothing_do_not_change_the_format() -> None:
     assert len({format_id(key=QUANT), *ids}) == 4
 
 
-def test_the_sign_of_a_zero_says_nothing() -> None:
-    heads = {"q_heads": 4, "kv_heads": 2, "head_dim": 64}
-    for section, zero, negative in (
-        ("attention", {**heads, "softcap": 0.0}, {**heads, "softcap": -0.0}),
-        ("key", {**QUANT, "boost": {"fraction": 0.0}}, {**QUANT, "boost": {"fraction": -0.0}}),
-    ):
-        one, two = load_spec(base(**{section: zero})), load_spec(base(**{section: negative}))
-        assert (one.format_id, one, dump_spec(one)) == (two.format_id, two, dump_spec(two))
-
-
 def test_a_spec_with_an_operation_is_one_of_a_matrix() -> None:
     spec = load_any_spec(MATRIX)
     assert isinstance(spec, MatrixSpec)
