@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
@@ -77,14 +78,13 @@ def _issue(error: dict[str, Any], model: type[Model], line: int | None) -> SpecI
     elif kind == "missing":
         message = "required, but missing"
     elif kind == "literal_error":
-        owner = _model_at(place[:-1], model)
-        choices = [str(choice) for choice in _literals(get_type_hints(owner)[str(place[-1])])] if owner else []
+        choices = [choice.strip("'") for choice in re.split(", | or ", error["ctx"]["expected"])]
         close = closest(shown(value).strip("'"), choices)
         message = f"must be {'one of ' if len(choices) > 1 else ''}{', '.join(choices)}, not {shown(value)}"
         hint = f"did you mean {close}?" if close else None
     elif kind in _EXPECTED:
         message = f"must be {_EXPECTED[kind]}, not {shown(value)}"
-        if isinstance(value, str) and kind in ("int_type", "float_type") and _numeric(value):
+        if kind in ("int_type", "float_type") and isinstance(value, str) and re.fullmatch(r"[-+]?[0-9.]+", value):
             zeros = " and without leading zeros" if value.lstrip("+-").startswith("0") else ""
             hint = f"write it without quotes{zeros}"
     elif kind == "string_pattern_mismatch":
@@ -97,19 +97,6 @@ def _issue(error: dict[str, Any], model: type[Model], line: int | None) -> SpecI
         said = error["msg"].replace("Input should", "must")
         message = f"{said[:1].lower()}{said[1:]}, not {shown(value)}"
     return SpecIssue(path_text(place), message, line, hint)
-
-
-def _numeric(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _literals(annotation: Any) -> Iterator[Any]:
-    for arg in get_args(annotation):
-        yield from _literals(arg) if get_args(arg) else [arg]
 
 
 def _field_hint(place: Place, model: type[Model]) -> str | None:

@@ -159,9 +159,7 @@ def known_config(text: str) -> Config:
             f"{text!r:.200} is neither a config.json, nor its folder, nor layers x query heads / KV heads x head_dim, like 32x32/8x128, "
             f"nor one of {', '.join(MODELS)}"
         )
-    facts = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
-    named = dict(zip(facts, map(int, match.groups()), strict=True))
-    return {"model_type": "model", "dtype": "float16", **named}
+    return _model("model", *map(int, match.groups()), dtype="float16")
 
 
 def read_config(path: Path) -> Config:
@@ -185,8 +183,15 @@ def layers_of(config: Config) -> Layers:
         _refuse_fields(text)
         outer, text = text, inner
     model = str(text.get("model_type") or outer.get("model_type") or "model")
+    text = {**_DEFAULTS.get(model, _QWEN if model.startswith("qwen") else {}), **text}
     try:
-        return _read(model, {**_DEFAULTS.get(model, _QWEN if model.startswith("qwen") else {}), **text}, outer)
+        _refuse(model, text)
+        kinds = _kinds(model, text, _number(model, text, "layers"))
+        facts = tuple(_facts(model, {**text, **_own(model, text, layer)}, kind) for layer, kind in enumerate(kinds))
+        dtype = next((one[name] for one in (text, outer) for name in ("dtype", "torch_dtype") if one.get(name)), None)
+        return Layers(
+            model, tuple(kinds), facts, None if dtype is None else str(dtype).removeprefix("torch."), _scale(model, text, facts[0])
+        )
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise _refusal(
             model, f"a value of the model's configuration is of another kind than those of transformers: {error!s:.200}"
@@ -229,17 +234,6 @@ def spec_name(text: str) -> str:
 
 def _refusal(model: str, reason: str) -> UnsupportedError:
     return UnsupportedError(model, reason, is_backend=False)
-
-
-def _read(model: str, text: Config, outer: Config) -> Layers:
-    """The layers of a configuration with its defaults; `outer` is the one that it lies in, or itself."""
-    _refuse(model, text)
-    number = _number(model, text, "layers")
-    configs = [{**text, **_own(model, text, layer)} for layer in range(number)]
-    kinds = _kinds(model, text, number)
-    facts = tuple(_facts(model, each, kind) for each, kind in zip(configs, kinds, strict=True))
-    dtype = text.get("dtype") or text.get("torch_dtype") or outer.get("dtype") or outer.get("torch_dtype")
-    return Layers(model, tuple(kinds), facts, None if dtype is None else str(dtype).removeprefix("torch."), _scale(model, text, facts[0]))
 
 
 def _refuse(model: str, config: Config) -> None:
