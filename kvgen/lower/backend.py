@@ -179,7 +179,7 @@ def get_backend(name: str) -> Backend:
     if name not in NAMES:
         raise KvgenError(f"there is no back end {name!r}: choose from {', '.join(NAMES)}")
     package = importlib.import_module(f"kvgen.lower.{name}")
-    return Backend(package.backend(), package.matrix())
+    return Backend(package.backend(), package.matrix)
 
 
 def backends_for(target: Target) -> list[Backend]:

@@ -1,18 +1,6 @@
 """The CPU back end: C++17 for g++, vectors of 16 lanes, OpenMP threads."""
 
-from __future__ import annotations
+from kvgen.lower.cpu.lowering import CpuBackend as backend  # noqa: N813
+from kvgen.lower.matrix import CPU as matrix  # noqa: N811
 
-from kvgen.lower.backend import Lowering
-from kvgen.lower.cpu.lowering import CpuBackend
-from kvgen.lower.matrix import CPU
-from kvgen.spec import KernelSpec, MatrixSpec
-
-
-def backend() -> Lowering[KernelSpec]:
-    """Attention."""
-    return CpuBackend()
-
-
-def matrix() -> Lowering[MatrixSpec]:
-    """Operations on a matrix."""
-    return CPU
+__all__ = ["backend", "matrix"]
