@@ -13,6 +13,7 @@ from kvgen.lower.backend import CPU_FLAGS, MATRIX_FUNCTIONS, Language, Lowering,
 from kvgen.lower.gpu import wrong_target
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.lower.space import SearchSpace
+from kvgen.lower.template import reached_headers, render
 from kvgen.spec import MatrixSpec
 
 ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -63,8 +64,6 @@ class MatrixLowering(Lowering[MatrixSpec]):
 
     def lower(self, spec: MatrixSpec, schedule: Schedule, target: Target) -> Source:
         """Source of one variant. Raises UnsupportedError where spec or schedule cannot be built."""
-        from kvgen.lower.template import reached_headers, render
-
         self.require_schedule(spec, schedule, target)
         dtype = spec.matrix.dtype
         names = {"dtype": dtype, "element": self.elements[dtype], "type": "k" + dtype.capitalize()}

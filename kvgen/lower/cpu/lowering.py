@@ -15,6 +15,7 @@ from kvgen.lower.backend import CPU_FLAGS, FUNCTIONS, Lowering, Source
 from kvgen.lower.modifier import modifier_of
 from kvgen.lower.schedule import Params, Schedule, layout_of
 from kvgen.lower.space import SearchSpace, spec_facts
+from kvgen.lower.template import reached_headers, render
 from kvgen.spec import KernelSpec
 from kvgen.spec.dispatch import Tiling
 
@@ -75,8 +76,6 @@ class CpuBackend(Lowering[KernelSpec]):
 
     def lower(self, spec: KernelSpec, schedule: Schedule, target: Target) -> Source:
         """C++ of the variant. Raises UnsupportedError."""
-        from kvgen.lower.template import reached_headers, render
-
         self.require_schedule(spec, schedule, target)
         text = render(TEMPLATE, **self._context(spec, schedule))
         include = (templates() / "cpu" / "include", templates() / "common" / "include")

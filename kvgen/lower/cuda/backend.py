@@ -6,15 +6,18 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache, lru_cache
 
+from kvgen._resources import templates
 from kvgen.arch import GPUS, KB, Target
 from kvgen.format.codecs import codec_of
-from kvgen.format.layout import packed_layout
-from kvgen.lower.backend import Lowering, Source
-from kvgen.lower.cuda.render import source
-from kvgen.lower.cuda.shared import SharedMemory, cluster_size, q_tiles, rows_of_cta, runs, shared_memory
-from kvgen.lower.gpu import GPU_REFUSALS, Refusal, gpu_facts, plain_schedule, preferred_block, refused, tiling_of
+from kvgen.format.constants import constants_of
+from kvgen.format.layout import PackedLayout, packed_layout
+from kvgen.lower.backend import FUNCTIONS, Lowering, Source
+from kvgen.lower.cuda.shared import PLANNED, SharedMemory, cluster_size, q_tiles, rows_of_cta, runs, shared_memory
+from kvgen.lower.gpu import GPU_REFUSALS, Refusal, gpu_facts, pack_memory, plain_schedule, preferred_block, refused, tiling_of
+from kvgen.lower.modifier import modifier_of
 from kvgen.lower.schedule import Params, Schedule, Value, layout_of
 from kvgen.lower.space import Fact, SearchSpace
+from kvgen.lower.template import reached_headers, render
 from kvgen.spec import AnyWorkload, KernelSpec, Workload
 from kvgen.spec.dispatch import Tiling
 from kvgen.spec.workloads import mean_length
@@ -71,6 +74,28 @@ class CudaBackend(Lowering[KernelSpec]):
         """See `Lowering`. The splits of a launch with clusters run at once."""
         cluster = cluster_size(schedule.launch.text("reduction"))
         return tiling_of(spec, schedule, target, runs=runs(spec), cluster=cluster, one_wave=cluster > 1)
+
+
+def source(spec: KernelSpec, layout: PackedLayout, launch: Params, target: Target) -> Source:
+    """The module of one variant. The spec's name, arch and workloads leave no trace, so that equal variants are one."""
+    text = render(
+        "cuda/module.cu.jinja",
+        constants=constants_of(spec, layout),
+        attention=spec.attention,
+        q_tiles=q_tiles(spec),
+        launch=launch,
+        pack_memory=pack_memory(layout),
+        reduction=launch.text("reduction").rstrip("0123456789"),
+        cluster=cluster_size(launch.text("reduction")),
+        static_memory=shared_memory(spec, layout, launch),
+        planned_memory=shared_memory(spec, layout, Params({**launch, **PLANNED})),
+        overlap=GPUS[target].dependent_launch,
+        mask=f"SlidingWindow<{spec.attention.window}>" if spec.attention.window else "CausalMask",
+        modifier=modifier_of(spec.attention),
+        sinks="LearnedSinks" if spec.attention.sinks else "NoSinks",
+    )
+    include = tuple(templates() / part / "include" for part in ("cuda", "common"))
+    return Source(text, "cuda", target, include, headers=reached_headers(text, include), functions=FUNCTIONS)
 
 
 @lru_cache(maxsize=REMEMBERED)

@@ -11,7 +11,7 @@ import torch
 
 from kvgen.format.layout import PackedLayout, packed_layout
 from kvgen.format.window import window_places
-from kvgen.lower.cuda.render import source
+from kvgen.lower.cuda.backend import source
 from kvgen.lower.cuda.shared import runs
 from kvgen.lower.schedule import Params, Value
 from kvgen.spec import KernelSpec
