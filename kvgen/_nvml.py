@@ -43,7 +43,7 @@ def gpu_uuid(name: str) -> str:
     with _nvml() as nvml:
         found = None if nvml is None else _opened(nvml, name)
         uuid = None if found is None else ask(nvml.nvmlDeviceGetUUID, found[1])
-    return name if uuid is None else _text(uuid)
+    return name if uuid is None else str(uuid)
 
 
 @cache
@@ -60,7 +60,7 @@ def gpu_identity(index: int = 0) -> dict[str, str]:
         if found is None:
             return {}
         nvml, handle = found
-        return {"name": _text(nvml.nvmlDeviceGetName(handle)), "driver": _text(nvml.nvmlSystemGetDriverVersion())}
+        return {"name": nvml.nvmlDeviceGetName(handle), "driver": nvml.nvmlSystemGetDriverVersion()}
 
 
 @contextmanager
@@ -105,7 +105,3 @@ def _opened(nvml: Any, name: str) -> tuple[Any, Any] | None:
         return nvml, nvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdigit() else nvml.nvmlDeviceGetHandleByUUID(name)
     except nvml.NVMLError:
         return None
-
-
-def _text(value: bytes | str) -> str:
-    return value.decode() if isinstance(value, bytes) else value

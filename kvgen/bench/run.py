@@ -19,10 +19,9 @@ from kvgen.arch import Target
 from kvgen.errors import ToolchainMissing, UnsupportedError, host_errors
 from kvgen.files import write_whole
 from kvgen.measure import read_roofline
-from kvgen.measure.device import Power, cold_bytes, metered
 from kvgen.measure.inputs import NoRoom, WorkloadInputs
 from kvgen.measure.measurement import LEAST_ROUNDS, LOAD_SECONDS, TimingPolicy
-from kvgen.measure.timer import timer_for
+from kvgen.measure.timer import Power, cold_bytes, metered, timer_for
 from kvgen.registry.device import here
 from kvgen.spec import KernelSpec, Workload
 from kvgen.verify.attention import attend

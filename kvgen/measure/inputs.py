@@ -8,14 +8,10 @@ from functools import partial
 import torch
 
 from kvgen.errors import MeasureError
-from kvgen.format.residual import residual_rows
 from kvgen.format.sizes import must_read, timed_lengths
-from kvgen.format.window import window_places
 from kvgen.lower.matrix import ELEMENT_BYTES
-from kvgen.measure.device import cold_bytes
 from kvgen.measure.measurement import Load, TimingPolicy
-from kvgen.measure.timer import timer_for
-from kvgen.runtime.calls import Variant
+from kvgen.measure.timer import cold_bytes, timer_for
 from kvgen.runtime.matrix import MatrixVariant
 from kvgen.spec import MatrixShape, MatrixSpec, Workload
 from kvgen.verify import matrix as reference
@@ -54,7 +50,10 @@ class WorkloadInputs(WorkloadCaches):
         cold = cold_bytes(torch.device(device).type) if cold is None else cold
         copies = max(1, min(MOST_COPIES, -(-cold // self.nbytes)))
         self.load = workload.load
-        self._require_room(variant, workload, copies, torch.device(device))
+        need = copies * workload.batch * variant.new_cache(1, self.room(variant, workload, self.lengths), device).nbytes
+        free = free_bytes(torch.device(device))
+        if need > FREE_SHARE * free:
+            raise NoRoom(f"the caches of {workload.key} take {need / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free")
         super().__init__(variant, workload, device, self.lengths, copies)
         self._outs = [torch.empty_like(self.q) for _ in range(copies)]
 
@@ -100,28 +99,15 @@ class WorkloadInputs(WorkloadCaches):
         back = steps * self.workload.q_len // 2
         first = (self.start - back).clamp(min=0)
 
-        def begin(lengths: torch.Tensor, bound: int) -> None:
-            cache.lengths.copy_(lengths)
-            cache.bound = bound
-
         def run() -> None:
-            begin(first, max(0, self.length - back))
+            cache.lengths.copy_(first)
+            cache.bound = max(0, self.length - back)
             for _ in range(steps):
                 variant.decode(self.q, self.k, self.v, cache, out=out, sinks=self.sinks)
-            begin(self.start, self.length)
+            cache.lengths.copy_(self.start)
+            cache.bound = self.length
 
         return run
-
-    def _require_room(self, variant: Variant, workload: Workload, copies: int, device: torch.device) -> None:
-        """Raise NoRoom if the caches would take more than FREE_SHARE of the memory that is free."""
-        layout, attention = variant.layout, variant.spec.attention
-        rows = residual_rows(variant.spec, layout.tokens).rows
-        blocks = window_places(variant.spec, layout.tokens) or -(-self.room(variant, workload, self.lengths) // layout.tokens)
-        residual = 2 * rows * layout.head_dim * (4 if attention.dtype == "float32" else 2)
-        nbytes = copies * workload.batch * attention.kv_heads * (blocks * layout.block_bytes + residual)
-        free = free_bytes(device)
-        if nbytes > FREE_SHARE * free:
-            raise NoRoom(f"the caches of {workload.key} take {nbytes / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free")
 
 
 class MatrixInputs:

@@ -11,14 +11,15 @@ from statistics import median
 from typing import Any, Literal
 
 from kvgen import __version__
-from kvgen._nvml import gpu_identity
+from kvgen._machine import cores, llc_bytes
+from kvgen._nvml import ask, gpu_identity, nvml_device
 from kvgen.arch import Target, device_type
 from kvgen.digest import digest
 from kvgen.errors import MeasureError
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.plaindata import Facts, Json
 from kvgen.spec import AnySpec, AnyWorkload
-from kvgen.toolchain.compilers import machine
+from kvgen.toolchain.compilers import cpu_features, cpu_name, machine
 from kvgen.verify import CheckPolicy
 
 VerdictKind = Literal["faster", "same", "slower", "unclear"]
@@ -45,7 +46,7 @@ class TimingPolicy:
     samples: int = 30
     """Most samples of one workload."""
     cold_bytes: int | None = None
-    """Bytes that are touched between two uses of an input; None: `kvgen.measure.device.cold_bytes`."""
+    """Bytes that are touched between two uses of an input; None: `kvgen.measure.timer.cold_bytes`."""
     read: bool = False
     """Also time the read roofline for the same bytes."""
     sustained_seconds: float = 0.0
@@ -187,6 +188,19 @@ class Measurement(Json):
     def key(self) -> Key:
         """Identity of what was measured."""
         return self.candidate.key
+
+
+def fingerprint(target: Target) -> dict[str, Any]:
+    """The device that a target's kernels run on: JSON-able facts that change only when the machine does.
+
+    Of a CPU: kind, name, cores (of this process), features (digest) and last-level cache in bytes. Of a GPU: kind, and what NVML reports of
+    name, driver and power limit.
+    """
+    if target == "cpu":
+        return {"kind": "cpu", "name": cpu_name(), "cores": cores(), "features": digest(cpu_features()), "llc_bytes": llc_bytes()}
+    with nvml_device() as found:
+        limit = found and ask(found[0].nvmlDeviceGetEnforcedPowerLimit, found[1])
+    return {"kind": "cuda", **gpu_identity(), **({"power_limit_w": limit // 1000} if limit else {})}
 
 
 @dataclass(frozen=True, slots=True)

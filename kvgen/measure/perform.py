@@ -13,14 +13,13 @@ import torch
 
 from kvgen.errors import CheckError, UnsupportedError
 from kvgen.lower.schedule import layout_of
-from kvgen.measure.device import Power, metered
 from kvgen.measure.inputs import MatrixInputs, NoRoom, WorkloadInputs
 from kvgen.measure.measurement import LEAST_ROUNDS, Job, Kind, Measurement, TimingPolicy
-from kvgen.measure.memory import Allowance
 from kvgen.measure.read_roofline import read_roofline
+from kvgen.measure.timer import Power, metered
 from kvgen.runtime.calls import Variant
-from kvgen.runtime.matrix import MatrixVariant
-from kvgen.runtime.module import MatrixModule, load, load_as
+from kvgen.runtime.matrix import MatrixVariant, load_matrix
+from kvgen.runtime.module import load
 from kvgen.spec import MatrixSpec
 from kvgen.verify import Check, CheckPolicy
 from kvgen.verify.check import WorkloadCheck, checks_of
@@ -28,7 +27,7 @@ from kvgen.verify.matrix import MatrixCheck, MatrixWorkloadCheck
 from kvgen.verify.tolerance import Comparison
 
 Stage = Callable[[str], None]
-"""Called with the name of the stage that begins: load, reference, verify, time."""
+"""Called with the name of the stage that begins: load, reference, verify, time, read."""
 KEPT_SHARE = 0.3
 """Of a GPU's memory, for inputs of workloads that are kept for later candidates."""
 NO_MEMORY = ("bad_alloc", "can't allocate memory", "out of memory", "cudaErrorMemoryAllocation")
@@ -36,8 +35,8 @@ NO_MEMORY = ("bad_alloc", "can't allocate memory", "out of memory", "cudaErrorMe
 _kept: dict[Hashable, Any] = {}
 
 
-def perform(job: Job, stage: Stage, memory_bytes: int | None = None) -> Measurement:
-    """Do a job; exceptions of the candidate become its measurement. The candidate may allocate `memory_bytes` on the host."""
+def perform(job: Job, stage: Stage) -> Measurement:
+    """Do a job; exceptions of the candidate become its measurement."""
     accuracy: dict[str, float] = {}
     checks: list[Check] = []
 
@@ -52,7 +51,7 @@ def perform(job: Job, stage: Stage, memory_bytes: int | None = None) -> Measurem
     found = Measurement("ok", accuracy=accuracy)
     try:
         stage("load")
-        candidate = Candidate(job, memory_bytes)
+        candidate = Loaded(job)
         if job.check is not None and not job.check.workloads_only:
             for check in candidate.checks(job.check, accuracy):
                 verify(check)
@@ -64,8 +63,10 @@ def perform(job: Job, stage: Stage, memory_bytes: int | None = None) -> Measurem
             if job.timing is not None:
                 stage("time")
                 samples, power = candidate.time(inputs, job.timing)
-                read_us = candidate.read_us(inputs, job.timing) if job.timing.read else None
-                found = replace(found, samples=samples, read_us=read_us, watts=power.watts, clock_mhz=power.clock_mhz)
+                found = replace(found, samples=samples, watts=power.watts, clock_mhz=power.clock_mhz)
+                if job.timing.read:
+                    stage("read")
+                    found = replace(found, read_us=candidate.read_us(inputs, job.timing))
                 stage("verify")
                 for check in checks:
                     check.again()
@@ -78,15 +79,13 @@ def perform(job: Job, stage: Stage, memory_bytes: int | None = None) -> Measurem
     return found
 
 
-def perform_interleaved(
-    jobs: Sequence[Job], rounds: int, stage: Stage, seconds: float | None = None, memory_bytes: int | None = None
-) -> list[Measurement]:
+def perform_interleaved(jobs: Sequence[Job], rounds: int, stage: Stage, seconds: float | None = None) -> list[Measurement]:
     """Time verified candidates A B C A B C …; each sample is the median of one round. A candidate that fails does not end the others.
 
     With `seconds`, each workload gets an equal part of the time that is left, and as many rounds as fit, but at least LEAST_ROUNDS.
     """
     until = None if seconds is None else time.monotonic() + seconds
-    candidates: dict[int, Candidate] = {}
+    candidates: dict[int, Loaded] = {}
     found = [Measurement("ok") for _ in jobs]
     reads: list[list[float]] = [[] for _ in jobs]
     workloads = list(dict.fromkeys(job.workload for job in jobs))
@@ -98,13 +97,18 @@ def perform_interleaved(
                 if job.workload != workload or not found[index].ok:
                     continue
                 policy = job.timing or TimingPolicy()
-                stage(f"time {index}")
+                stage("load")
                 try:
-                    candidate = candidates.get(index) or candidates.setdefault(index, Candidate(job, memory_bytes))
-                    inputs = shared.get(candidate.shared_by) or shared.setdefault(candidate.shared_by, _kept_inputs(candidate, job))
+                    candidate = candidates.get(index) or candidates.setdefault(index, Loaded(job))
+                    if candidate.shared_by not in shared:
+                        stage("reference")
+                        shared[candidate.shared_by] = _kept_inputs(candidate, job)
+                    inputs = shared[candidate.shared_by]
+                    stage(f"time {index}")
                     samples, power = candidate.time(inputs, policy)
                     if policy.read:
                         if inputs.nbytes not in read_us:
+                            stage("read")
                             read_us[inputs.nbytes] = candidate.read_us(inputs, policy)
                         reads[index].append(read_us[inputs.nbytes])
                     samples = (*found[index].samples, median(samples))
@@ -126,26 +130,20 @@ def rounds_within(most: int, until: float | None, parts: int) -> Iterator[int]:
         yield number
 
 
-class Candidate:
+class Loaded:
     """The module of a job, which is not trusted yet. Loading it raises KvgenError where it cannot be loaded or lacks a function."""
 
-    def __init__(self, job: Job, memory_bytes: int | None = None) -> None:
-        self.job, self._allowance, spec = job, Allowance(memory_bytes), job.spec
-        with self._allowance:
-            module: Any = load_as(job.artifact, MatrixModule) if isinstance(spec, MatrixSpec) else load(job.artifact)
-        guarded = self._allowance.guard(module)
-        self.shared_by: Hashable = spec.format_id
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.shared_by: Hashable = job.spec.format_id
         """Candidates for which this is equal share inputs."""
         self._variant: Any
-        self._bare: Any
-        if isinstance(spec, MatrixSpec):
-            self._variant, self._bare = (MatrixVariant(spec, one) for one in (guarded, module))
+        if isinstance(job.spec, MatrixSpec):
+            self._variant = load_matrix(job.spec, job.artifact)
         else:
-            layout = layout_of(spec, job.schedule.layout)
-            self._variant, self._bare = (Variant(spec, layout, one) for one in (guarded, module))
-            self.shared_by = spec.format_id, layout.id
-        # The guarded variant is for verification and to fill caches: the memory of every call counts as the candidate's, that between calls
-        # as kvgen's. The bare one is for timing, inside `with allowance:`: single calls are not counted, and so not slowed down.
+            layout = layout_of(job.spec, job.schedule.layout)
+            self._variant = Variant(job.spec, layout, load(job.artifact))
+            self.shared_by = job.spec.format_id, layout.id
 
     def checks(self, policy: CheckPolicy, accuracy: dict[str, float]) -> list[Check]:
         """The checks that do not depend on a workload; the largest errors go to `accuracy`."""
@@ -169,8 +167,8 @@ class Candidate:
     def time(self, inputs: Any, policy: TimingPolicy) -> tuple[tuple[float, ...], Power]:
         """Samples in µs per call; power and clock under a sustained load of a GPU."""
         sustained = self.job.device == "cuda" and policy.under(inputs.load).sustained_seconds
-        with self._allowance, metered() if sustained else nullcontext(Power()) as power:
-            samples = inputs.time(self._bare, policy)
+        with metered() if sustained else nullcontext(Power()) as power:
+            samples = inputs.time(self._variant, policy)
         return samples, power
 
     def read_us(self, inputs: Any, policy: TimingPolicy) -> float:
@@ -183,7 +181,7 @@ class Candidate:
         return Comparison(self._variant.spec, torch.device(self.job.device), accuracy, exact=self.job.schedule.exact)
 
 
-def _kept_inputs(candidate: Candidate, job: Job) -> Any:
+def _kept_inputs(candidate: Loaded, job: Job) -> Any:
     """Inputs, shared by all candidates that can. A GPU keeps those of several layouts and workloads; the oldest are evicted first.
 
     A candidate that fails ends the process, so its inputs are never reused.

@@ -18,9 +18,8 @@ import torch
 from kvgen import _resources
 from kvgen.arch import Target, device_type
 from kvgen.lower.backend import CPU_FLAGS, Source
-from kvgen.measure.device import cold_bytes
 from kvgen.measure.measurement import TimingPolicy
-from kvgen.measure.timer import timer_for
+from kvgen.measure.timer import cold_bytes, timer_for
 from kvgen.runtime.kvcache import new_bytes
 from kvgen.runtime.module import load_library
 from kvgen.toolchain.compile import build

@@ -1,17 +1,22 @@
-"""Times calls: on a CPU by the clock, on a GPU by events around graph replays. All results are µs per call."""
+"""Times calls: on a CPU by the clock, on a GPU by events around graph replays, beside its power and clock. All times are µs per call."""
 
 from __future__ import annotations
 
 import glob
 import math
+import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
+from typing import Any
 
 import torch
 
+from kvgen._machine import llc_bytes
+from kvgen._nvml import ask, nvml_device
 from kvgen.errors import MeasureError
 from kvgen.measure.measurement import TimingPolicy
 
@@ -29,11 +34,26 @@ WAITING_FRACTION = 0.02
 """A sample in which a thread waited longer than this fraction of the time is taken again."""
 RUNS = 2
 """Replays of an idle-rested sample: one that does not count, and one that does."""
+CPU_COLD_FACTOR, CPU_COLD_MOST = 8, 512 << 20
+CUDA_COLD_FACTOR = 24
+"""With 3 to 20 times the L2 some kernels find a part of their inputs there (docs/design.md)."""
+POLL_SECONDS = 0.02
 
 
 def timer_for(device: torch.device | str) -> CpuTimer | CudaTimer:
     """The timer of a device. It times a rotation of calls, each with inputs of its own, so that the inputs are no longer in a cache."""
     return CudaTimer() if torch.device(device).type == "cuda" else CpuTimer()
+
+
+def cold_bytes(device: str) -> int:
+    """Bytes to touch between two uses of an input, so that it comes from memory: many times the last-level cache.
+
+    The L2 of a GPU may keep a part of what is read again before several times its size was read. A virtual machine often uses more of the
+    CPU's cache than it sees.
+    """
+    if device == "cpu":
+        return min(CPU_COLD_FACTOR * llc_bytes(), CPU_COLD_MOST)
+    return CUDA_COLD_FACTOR * int(torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size)
 
 
 class CpuTimer:
@@ -156,3 +176,47 @@ def _checked(samples: list[float]) -> tuple[float, ...]:
     if not samples or min(samples) <= 0 or not all(math.isfinite(sample) for sample in samples):
         raise MeasureError("the clock did not advance during a measurement")
     return tuple(samples)
+
+
+@dataclass
+class Power:
+    """Medians over a measurement; None where NVML does not tell."""
+
+    watts: float | None = None
+    clock_mhz: float | None = None
+    """Of the multiprocessors."""
+
+
+@contextmanager
+def metered() -> Iterator[Power]:
+    """Read power and clock of the first visible GPU until the end of the block, and then fill what was yielded: the medians of the second
+    half of the readings, since power and clocks still change in the first.
+    """
+    power, stop = Power(), threading.Event()
+    readings: list[tuple[Any, Any]] = []
+
+    def read(nvml: Any, handle: Any) -> None:
+        while not stop.wait(POLL_SECONDS):
+            readings.append((_milliwatts(nvml, handle), ask(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM)))
+
+    with nvml_device() as found:
+        if found is None:
+            yield power
+            return
+        reader = threading.Thread(target=read, args=found, daemon=True)
+        reader.start()
+        try:
+            yield power
+        finally:
+            stop.set()
+            reader.join()
+            settled = readings[len(readings) // 2 :]
+            watts, clocks = ([float(one[at]) for one in settled if one[at] is not None] for at in (0, 1))
+            power.watts, power.clock_mhz = median(watts) / 1000 if watts else None, median(clocks) if clocks else None
+
+
+def _milliwatts(nvml: Any, handle: Any) -> int | None:
+    """Power now; where the driver has only an average over the last second, that."""
+    values = ask(nvml.nvmlDeviceGetFieldValues, handle, [nvml.NVML_FI_DEV_POWER_INSTANT])
+    power: int | None = values[0].value.uiVal if values and values[0].nvmlReturn == 0 else ask(nvml.nvmlDeviceGetPowerUsage, handle)
+    return power

@@ -3,12 +3,18 @@
 A worker serves candidates until one fails, so torch is imported and reference results are computed once. After a crash, a hang, wrong
 numbers or an out-of-memory the next job gets a new process, so that damage which a bad candidate left in memory or in a CUDA context
 cannot affect other candidates.
+
+The process is `python -m kvgen.measure.worker CONNECTION PARENT`: the file descriptor of a connection and the id of the parent process.
+Messages are JSON. A request is {"job"} or {"jobs", "rounds", "seconds"}; its answers are any number of {"stage"}, then one {"found"} with
+a measurement of each job. The very first answer is {"ready"}, once torch is loaded.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -20,6 +26,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -27,29 +34,29 @@ from kvgen._machine import available_bytes
 from kvgen.arch import Target
 from kvgen.errors import MeasureError
 from kvgen.measure.measurement import Job, Measurement
-from kvgen.measure.memory import resident_bytes
 from kvgen.toolchain.cache import ArtifactCache
 from kvgen.toolchain.compile import build
 
 TIMEOUT_S = 120.0
 START_S = 180.0
-REFERENCE_S = 900.0
+OWN_S = 900.0
 ROUNDS = 15
 POLL_S = 0.02
 LOG_LINES = 3
-NEARLY = 0.8
-"""Fraction of the limit of memory. A process that died beyond it probably ignored a failed allocation."""
 PINNED = {"OMP_PROC_BIND": "true"}
 """Pins OpenMP threads: two threads on one core, while another process occupies the other, would wait for time slices."""
 FATAL = ("crash", "timeout", "oom")
+OWN = ("reference", "read")
+"""Stages in which kvgen's own code runs: their memory is not the candidate's, and they may take OWN_S."""
+PR_SET_PDEATHSIG = 1
 
 
 class Worker:
     """A process for candidates of one device, started when needed. Use as a context manager, from one thread at a time.
 
-    `memory_bytes` bounds what a candidate may allocate on the host (half of what is free by default), in addition to kvgen's own
-    memory there. `environment` adds variables to the process's own, for example CUDA_VISIBLE_DEVICES. The process ends when this one ends,
-    in whatever way.
+    `memory_bytes` bounds the host memory that the process takes while a candidate of the CPU runs (half of what is free by default), in
+    addition to kvgen's own caches, inputs and references; with these, and on a GPU, it may take what was free at its start. `environment`
+    adds variables to the process's own, for example CUDA_VISIBLE_DEVICES. The process ends when this one ends, in whatever way.
     """
 
     def __init__(self, memory_bytes: int | None = None, environment: dict[str, str] | None = None) -> None:
@@ -96,12 +103,8 @@ class Worker:
         if len(jobs) < 2 or not all(one.kind in FATAL and one.detail == found[0].detail for one in found):
             return found
         single = [self._interleave([job], 1, timeout_s, None)[0] for job in jobs]
-        good = [index for index, one in enumerate(single) if one.ok]
-        again = self._interleave([jobs[index] for index in good], rounds, timeout_s, seconds)
-        if again and not all(one.kind in FATAL for one in again):
-            for index, one in zip(good, again, strict=True):
-                single[index] = one
-        return single
+        again = iter(self._interleave([job for job, one in zip(jobs, single, strict=True) if one.ok], rounds, timeout_s, seconds))
+        return [one if not one.ok or (more := next(again)).kind in FATAL else more for one in single]
 
     def close(self) -> None:
         """End the process and all processes that it started."""
@@ -138,32 +141,25 @@ def compile_read_roofline(target: Target) -> None:
     build(source(target), ArtifactCache())
 
 
-@cache
-def _nursery() -> ThreadPoolExecutor:
-    """The thread that starts workers. PR_SET_PDEATHSIG kills a child when the *thread* that started it ends, and measuring threads end
-    earlier.
-    """
-    return ThreadPoolExecutor(1, thread_name_prefix="workers")
-
-
 class _Process:
-    """One `kvgen.measure.child` in a session of its own, with its connection and its output."""
+    """One process in a session of its own, with its connection and its output."""
 
     def __init__(self, device: str, memory_bytes: int, environment: dict[str, str]) -> None:
         self.device = device
-        self._limit, self._ceiling = memory_bytes, max(memory_bytes, available_bytes())
-        self._base = self._most = 0
-        self._closed = False
+        self._ceiling = max(memory_bytes, available_bytes())
+        self._limit = memory_bytes if device == "cpu" else self._ceiling  # CUDA maps far more than a candidate uses
+        self._ready = 0
+        """Resident bytes once torch is loaded."""
+        self._over = self._closed = False
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         self._connection, theirs = Pipe()
-        # On a GPU no allowance: CUDA maps far more than it uses.
-        numbers = (theirs.fileno(), os.getpid(), *([memory_bytes] if device == "cpu" else []))
-        path = os.pathsep.join(filter(None, [str(Path(__file__).resolve().parents[2]), environment.get("PYTHONPATH")]))
+        root = str(Path(__file__).resolve().parents[2])
+        environment = {**environment, "PYTHONPATH": os.pathsep.join(filter(None, [root, environment.get("PYTHONPATH")]))}
 
         def start() -> subprocess.Popen[bytes]:
             return subprocess.Popen(
-                [sys.executable, "-m", "kvgen.measure.child", *map(str, numbers)], pass_fds=[theirs.fileno()], start_new_session=True,
-                env={**environment, "PYTHONPATH": path}, stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log,
+                [sys.executable, "-m", "kvgen.measure.worker", str(theirs.fileno()), str(os.getpid())], pass_fds=[theirs.fileno()],
+                start_new_session=True, env=environment, stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log,
             )  # fmt: skip
 
         with theirs:
@@ -175,23 +171,26 @@ class _Process:
 
     def wait_ready(self) -> None:
         """Wait until the process has started. Raises MeasureError if it does not."""
-        if self._answer(time.monotonic() + START_S) is None:
+        if self._answer(time.monotonic() + START_S, sys.maxsize) is None:
             tail = self._log_tail()
             self.kill()
-            raise MeasureError(f"a worker process did not start{': ' + tail if tail else ''}")
-        self._base = resident_bytes(self._popen.pid)
+            raise MeasureError(f"a worker process did not start{tail}")
+        self._ready = self._resident()
 
     def outcome(self, request: dict[str, Any], timeout_s: float) -> list[Any] | Measurement:
         """What the process reports of each job, or the measurement that follows from its end or its silence."""
         with suppress(OSError):  # if the process has ended, reading its answer will show it
             self._connection.send_bytes(json.dumps(request).encode())
-        stage, limit, self._most = "load", timeout_s, 0
-        while (message := self._answer(time.monotonic() + limit)) is not None:
+        own = begun = self._resident()  # what is kvgen's own: also what it keeps of earlier jobs
+        stage, limit_s, most = "load", timeout_s, own + self._limit
+        while (message := self._answer(time.monotonic() + limit_s, most)) is not None:
             if "found" in message:
                 return list(message["found"])
-            stage = str(message["stage"])
-            limit = max(REFERENCE_S, timeout_s) if stage == "reference" else timeout_s
-        return self._post_mortem(stage, limit)
+            now = self._resident()
+            own += now - begun if stage in OWN else 0
+            stage, begun = str(message["stage"]), now
+            limit_s, most = (max(OWN_S, timeout_s), self._ready + self._ceiling) if stage in OWN else (timeout_s, own + self._limit)
+        return self._post_mortem(stage, limit_s)
 
     def kill(self) -> None:
         """End the whole process group and free the pipe; safe to call twice."""
@@ -201,43 +200,90 @@ class _Process:
         self._connection.close()
         self._log.close()
 
-    def _answer(self, deadline: float) -> dict[str, Any] | None:
-        """The next message; None when the process ended or closed the pipe, took too much memory, or the deadline passed."""
-        while self._most <= self._ceiling and time.monotonic() < deadline:
-            with suppress(EOFError, OSError):
+    def _answer(self, deadline: float, most: int) -> dict[str, Any] | None:
+        """The next message; None when the process ended or closed the pipe, has more resident bytes than `most`, or the deadline passed."""
+        while time.monotonic() < deadline and not self._over:
+            try:
                 if self._connection.poll(POLL_S):
                     message: dict[str, Any] = json.loads(self._connection.recv_bytes())
                     return message
-                self._most = max(self._most, resident_bytes(self._popen.pid) - self._base) if self._base else 0
-                continue
-            self._closed = True
-            return None
+            except (EOFError, OSError):
+                self._closed = True
+                return None
+            self._over = self._resident() > most
         return None
 
-    def _post_mortem(self, stage: str, limit: float) -> Measurement:
+    def _resident(self) -> int:
+        """Resident bytes without pages of files, of which a library brings many when it is first used."""
+        with suppress(OSError):
+            _, resident, shared, *_ = Path(f"/proc/{self._popen.pid}/statm").read_text().split()
+            return (int(resident) - int(shared)) * resource.getpagesize()
+        return 0
+
+    def _post_mortem(self, stage: str, limit_s: float) -> Measurement:
         """What follows of a process that gave no answer; kills its process group."""
-        over = self._most > self._ceiling
         with suppress(subprocess.TimeoutExpired):
-            self._popen.wait(0 if over else 0.5)
-        status = self._popen.returncode
-        tail = self._log_tail()
-        tail = f": {tail}" if tail else ""
+            self._popen.wait(0 if self._over else 0.5)
+        status, tail = self._popen.returncode, self._log_tail()
         self.kill()
-        if over:
-            return Measurement("oom", f"its process used up all {self._ceiling >> 20} MiB of host memory that were free during {stage}")
+        if self._over:
+            most = self._ceiling if stage in OWN else self._limit
+            return Measurement("oom", f"it took more than {most >> 20} MiB of host memory during {stage}")
         if status is None and self._closed:
             return Measurement("crash", f"it closed its pipe during {stage}{tail}")
         if status is None:
-            return Measurement("timeout", f"it did not finish {stage} within {limit:.3g} s")
-        if self._most > NEARLY * self._limit:
-            return Measurement("oom", f"it used up {self._limit >> 20} MiB of host memory during {stage}")
+            return Measurement("timeout", f"it did not finish {stage} within {limit_s:.3g} s")
         reason = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
         return Measurement("crash", f"it died of {reason} during {stage}{tail}")
 
     def _log_tail(self) -> str:
-        """The last lines that the process printed, joined to one."""
+        """The last lines that the process printed, joined to one, behind a colon; empty where there are none."""
         self._log.seek(0, os.SEEK_END)
         self._log.seek(max(0, self._log.tell() - 4096))
         lines = [line.strip() for line in self._log.read().decode(errors="replace").splitlines()]
         told = [line for line in lines if line and not line.startswith("File ")]  # stack frames say little in one line
-        return " | ".join(told[-LOG_LINES:])
+        return ": " + " | ".join(told[-LOG_LINES:]) if told else ""
+
+
+@cache
+def _nursery() -> ThreadPoolExecutor:
+    """The thread that starts workers. PR_SET_PDEATHSIG kills a child when the *thread* that started it ends, and measuring threads end
+    earlier.
+    """
+    return ThreadPoolExecutor(1, thread_name_prefix="workers")
+
+
+def serve(handle: int, parent: int) -> None:
+    """The process: serve requests until the connection closes."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # the system kills this process when its parent ends, in whatever way
+    if os.getppid() != parent:  # it ended before prctl took effect
+        os._exit(1)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # where all processes of a job get it: the parent ends this one, and records no crash
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+    from kvgen.measure.perform import perform, perform_interleaved
+
+    with Connection(handle) as connection:
+
+        def say(**message: Any) -> None:
+            connection.send_bytes(json.dumps(message).encode())
+
+        def stage(name: str) -> None:
+            say(stage=name)
+
+        say(ready=True)
+        while True:
+            try:
+                request = json.loads(connection.recv_bytes())
+            except EOFError:
+                return
+            if "job" in request:
+                found = [perform(Job.from_json(request["job"]), stage)]
+            else:
+                jobs = [Job.from_json(job) for job in request["jobs"]]
+                found = perform_interleaved(jobs, request["rounds"], stage, request["seconds"])
+            say(found=[one.to_json() for one in found])
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[1]), int(sys.argv[2]))

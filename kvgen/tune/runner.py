@@ -16,8 +16,7 @@ from kvgen._machine import available_bytes, cores
 from kvgen._nvml import gpu_uuid, named_gpus, visible_gpus
 from kvgen.arch import Target
 from kvgen.errors import MeasureError, host_errors
-from kvgen.measure.device import fingerprint
-from kvgen.measure.measurement import LEAST_ROUNDS, Candidate, Job, Measurement, TimingPolicy, VerdictKind, compare
+from kvgen.measure.measurement import LEAST_ROUNDS, Candidate, Job, Measurement, TimingPolicy, VerdictKind, compare, fingerprint
 from kvgen.measure.worker import Worker
 from kvgen.plaindata import Facts
 from kvgen.spec import AnySpec

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 class CheckPolicy:
     """How a variant is verified, besides at the workload of its job."""
 
-    seed: int = 0
-    """Seed of the data."""
     steps: int = 3
     """Least number of decode steps of a life cycle; there is one for every number of query tokens that the spec allows."""
     repeats: int = 3

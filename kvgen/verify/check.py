@@ -24,11 +24,9 @@ from kvgen.verify.filled import FilledCache
 from kvgen.verify.lives import Lives
 from kvgen.verify.reads import Reads
 from kvgen.verify.sizes import Crowd, Far, LongPrompt
-from kvgen.verify.steps import ExtendSteps, PlannedSteps, StaticSteps
+from kvgen.verify.steps import Steps
 from kvgen.verify.tolerance import Comparison
 
-SAMPLED = 16
-"""Sequences whose packed block is compared: the first, the last, and others in between."""
 FORMS = (Form(None, None, None, "advance", 0), Form(None, "strided", -0.5, "plan", 1))
 """Of `decode` at a workload, beside the one that has an output and an LSE: as transformers calls it, and as a captured step does."""
 
@@ -58,7 +56,7 @@ def checks_of(
     variant: Variant, device: torch.device | str, policy: CheckPolicy | None = None, comparison: Comparison | None = None
 ) -> list[Check]:
     """The checks of a variant that do not depend on a workload."""
-    kinds = (Lives, PlannedSteps, StaticSteps, ExtendSteps, LongPrompt, Far, Crowd, Reads)
+    kinds = (Lives, Steps, LongPrompt, Far, Crowd, Reads)
     return [kind(variant, device, policy, comparison) for kind in kinds]
 
 
@@ -103,7 +101,7 @@ class _Wanted:
     ragged: dict[tuple[int, ...], Pair]
     decode: Pair
     blocks: torch.Tensor
-    """The block that `decode` fills, of the sampled sequences: uint8 [sampled, kv_heads, block_bytes]."""
+    """The block that `decode` fills: uint8 [batch, kv_heads, block_bytes]."""
 
 
 class WorkloadCheck(CallCheck):
@@ -120,8 +118,6 @@ class WorkloadCheck(CallCheck):
         self._name = caches.workload.key
         self._almost_full = self.rows.first(caches.length) + self.rows.local + self.block - 1
         """A length near the workload's, at which one token more packs a block."""
-        batch = caches.workload.batch
-        self._sampled = torch.linspace(0, batch - 1, min(batch, SAMPLED)).long().to(self.device)
         self._first: Output | None = None
 
     def prepare(self) -> None:
@@ -132,7 +128,7 @@ class WorkloadCheck(CallCheck):
         ragged = {lengths: filled.attend(caches.q, lengths) for lengths in unequal(batch, caches.length)}
         decode = filled.attend(caches.q, [self._almost_full] * batch, (caches.k, caches.v))
         filled.restore()
-        blocks = filled.next_block(self._sampled, self._almost_full, caches.k, caches.v)
+        blocks = filled.next_block(slice(None), self._almost_full, caches.k, caches.v)
         caches.wanted = _Wanted(filled.attend(caches.q, caches.lengths), ragged, decode, blocks)
 
     def run(self) -> None:
@@ -180,7 +176,7 @@ class WorkloadCheck(CallCheck):
         last: Pair = self.call(cache, caches.q, new)
         self.comparison.output(where, *last, *wanted.decode)
         self.same_lengths(where, cache, [length + q_len for length in almost_full])
-        mine = cache.packed[target][self._sampled]
+        mine = cache.packed[target].clone()
         cache.packed[target] = before
         self.same_codes(f"after {where}", mine, wanted.blocks)
         after = self._almost_full + q_len

@@ -102,7 +102,7 @@ class FilledCache:
             return self.cache.block_table[:, page].long(), slice(None), inner
         return slice(None), slice(None), block % self.places if self.places else block
 
-    def next_block(self, sequences: torch.Tensor, length: int, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def next_block(self, sequences: slice, length: int, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """The block that new tokens k, v [batch, tokens, kv_heads, head_dim] complete in sequences of a length, packed by the reference:
         uint8 [sequences, kv_heads, block_bytes].
         """
@@ -161,32 +161,24 @@ class FilledCache:
         end = (total.unsqueeze(1) - q_len + torch.arange(1, q_len + 1, device=self.device)).clamp(min=0)  # [rows, q_len]
         begin = torch.zeros_like(end) if attention.window is None else (end - attention.window).clamp(min=0)
         upto, after = (torch.minimum((x - sink).clamp(min=0), packed.unsqueeze(1)) for x in (end, begin))
-        often = self._often(where, upto) - self._often(where, after)
         k, v, at, held = self._unpacked(lengths, sink + packed, where, new)
         visible = held & (at < end.unsqueeze(2)) & (at >= begin.unsqueeze(2))
+        times = torch.cat([self._often(where, upto) - self._often(where, after), visible.double()], 2)
         queries = q.double().reshape(*q.shape[:2], attention.kv_heads, attention.group, -1).permute(2, 0, 3, 1, 4)
         queries = queries * attention.head_dim**-0.5  # [kv_heads, rows, group, q_len, dim]
-        shape = (*queries.shape[:4], -1)
+        shape, count = (*queries.shape[:4], -1), self.pattern.k.shape[1]
         far = (queries.flatten(1, 3) @ self.pattern.k.transpose(1, 2)).reshape(shape)  # once for all rows: K of the pattern is read once
-        near = (queries.flatten(2, 3) @ k.permute(1, 0, 3, 2)).reshape(shape)
+        scores = torch.cat([far, (queries.flatten(2, 3) @ k.permute(1, 0, 3, 2)).reshape(shape)], -1)
         if cap > 0:
-            far, near = cap * torch.tanh(far / cap), cap * torch.tanh(near / cap)
-        far = far.masked_fill_((often == 0)[:, None], -torch.inf)
-        near = near.masked_fill_(~visible[:, None], -torch.inf)
-        top = torch.maximum(far.amax(-1), near.amax(-1)).unsqueeze(-1)
+            scores = cap * torch.tanh(scores / cap)
+        scores += times.log()[:, None]
+        lse = torch.logsumexp(scores, -1)
         sinks = learned_sinks(self.spec, self.device)
-        logits = None if sinks is None else sinks.double().reshape(attention.kv_heads, 1, -1, 1, 1)
-        if logits is not None:
-            top = torch.maximum(top, logits)
-        top = top.masked_fill(top == -torch.inf, 0.0)
-        far, near = far.sub_(top).exp_().mul_(often[:, None]), near.sub_(top).exp_()
-        weight = far.sum(-1, keepdim=True) + near.sum(-1, keepdim=True)
-        if logits is not None:
-            weight = weight + (logits - top).exp()
-        seen = (far.flatten(1, 3) @ self.pattern.v).reshape(shape)
-        seen += (near.flatten(2, 3) @ v.transpose(0, 1)).reshape(shape)
-        out = seen / weight.masked_fill(weight == 0, 1.0)
-        lse = (top + weight.log()).squeeze(-1)
+        if sinks is not None:
+            lse = torch.logaddexp(lse, sinks.double().reshape(attention.kv_heads, 1, -1, 1))
+        weight = scores.sub_(lse.masked_fill(lse == -torch.inf, 0.0).unsqueeze(-1)).exp_()
+        out = (weight[..., :count].flatten(1, 3) @ self.pattern.v).reshape(shape)
+        out += (weight[..., count:].flatten(2, 3) @ v.transpose(0, 1)).reshape(shape)
         return out.permute(1, 3, 0, 2, 4).flatten(2, 3), lse.permute(1, 0, 2, 3).flatten(1, 2)
 
     def _often(self, where: torch.Tensor, upto: torch.Tensor) -> torch.Tensor:

@@ -1,10 +1,10 @@
 """Life cycles of small caches: prefill in chunks, attend, decode, on poisoned memory, with repeated calls.
 
-Two scenarios: `ragged`, normal data at every length next to the end of the sink or of a block, with more sequences than any table of a
-kernel holds, filled in two chunks; and `long`, structured data with scores up to 60 over several splits, and V with offsets and constant
-stretches. Both decode with every number of query tokens that the spec allows, and on the CPU, which has no limit, with one larger number.
-Where the spec has a rollback, some tokens of every step are taken back, in each sequence another number. The data are the same on every
-device; the reference is computed on the device, because a GPU does that a hundred times as fast.
+Two scenarios: `ragged`, normal data at every length next to the end of the sink or of a block, filled in two chunks; and `long`,
+structured data with scores up to 60 over several splits, and V with offsets and constant stretches. Both decode with every number of query
+tokens that the spec allows, and on the CPU, which has no limit, with one larger number. Where the spec has a rollback, some tokens of every
+step are taken back, in each sequence another number. The data are the same on every device; the reference is computed on the device,
+because a GPU does that a hundred times as fast.
 """
 
 from __future__ import annotations
@@ -22,14 +22,12 @@ from kvgen.format.window import first_held
 from kvgen.runtime.kvcache import KVCache
 from kvgen.spec import KernelSpec
 from kvgen.verify import CheckPolicy
-from kvgen.verify.cache import Life
+from kvgen.verify.cache import WholeSequences
 from kvgen.verify.calls import Call, CallCheck, Output, Pair, form, poison, poisoned, query_lengths
 from kvgen.verify.data import Inputs, normal, structured
 
-BATCH = {"cpu": 11, "cuda": 133}
-"""Least sequences of the ragged scenario; on a GPU more than a CTA of 128 threads takes in one round."""
-DISTINCT = 49
-"""Number of them with data of their own; the others repeat these."""
+BATCH = 11
+"""Least sequences of the ragged scenario."""
 CONSTANT = 64
 """Tokens of a stretch with constant V: more than a kernel processes at once."""
 EXTEND_ROWS = 130
@@ -67,22 +65,20 @@ class Lives(CallCheck):
     def _live(self, scenario: Scenario, number: int) -> None:
         cache = self._poisoned_cache(scenario)
         for at, (new, counts) in enumerate(scenario.chunks):
-            self._prefill(cache, new, counts, at)
+            self.variant.prefill(cache, *self.laid_out(new, at), counts)
         if scenario.drafts is not None:
             self._append_again(scenario, cache)
-            self._prefill(cache, scenario.drafts, None, 2)
+            self.variant.prefill(cache, *self.laid_out(scenario.drafts, 2))
             cache.crop([scenario.drafts[0].shape[1]] * cache.batch)
             self._cropped_no_further(cache)
         self._attend(scenario, cache)
         for turn in range(1, TURNS):
             with restored(cache):
-                outputs = [self._step(step, cache, at, turn, number) for at, step in enumerate(scenario.steps)]
-                self._compare(scenario, f", turn {turn + 1}", outputs)
+                self._steps(scenario, cache, number, turn)
         if self.gpu:
             with restored(cache):
                 self._replayed(scenario, cache, number)
-        outputs = [self._step(step, cache, at, 0, number) for at, step in enumerate(scenario.steps)]
-        self._compare(scenario, "", outputs)
+        self._steps(scenario, cache, number, 0)
         self.same_lengths(scenario.name, cache, scenario.lengths)
         self._contents(scenario, cache)
         q = scenario.attend.q
@@ -95,28 +91,21 @@ class Lives(CallCheck):
         if page is not None:
             need = -(-scenario.max_len // page)
             pages = 2 * batch * need
-            order = torch.randperm(pages, generator=torch.Generator().manual_seed(self.policy.seed)).to(torch.int32)
+            order = torch.randperm(pages, generator=torch.Generator().manual_seed(0)).to(torch.int32)
             wide = torch.full((batch, 2 * need + 1), int(order[-1]), dtype=torch.int32, device=self.device)
             table = wide[:, :need]
             table.copy_(order[: batch * need].reshape(batch, need))
         return poison(self.variant.new_cache(batch, scenario.max_len, self.device, table, pages))
 
-    def _prefill(self, cache: KVCache, new: Pair, counts: Sequence[int] | None, number: int) -> None:
-        """Append strided K and V; those of V are not K's strides."""
-        self.variant.prefill(cache, *self.laid_out(new, number), counts)
-
     def _append_again(self, scenario: Scenario, cache: KVCache) -> None:
         """Take back the newest tokens of the last chunk, and append them again. The chunk may have packed blocks that the crop unpacks: the
         other tokens of these must have been kept.
         """
-        (k, v), new = scenario.chunks[-1]
-        counts = [min(count, self.spec.cache.rollback) for count in new]
-        first = torch.tensor([count - again for count, again in zip(new, counts, strict=True)], device=k.device)
-        rows = (first[:, None] + torch.arange(max(counts), device=k.device)).clamp(max=k.shape[1] - 1)
-        batch = torch.arange(len(new), device=k.device)[:, None]
+        counts = [min(count, self.spec.cache.rollback) for count in scenario.chunks[-1][1]]
+        starts = [length - again for length, again in zip(scenario.start, counts, strict=True)]
         with known(cache):
             cache.crop(counts)
-            self._prefill(cache, (k[batch, rows], v[batch, rows]), counts, 3)
+            self.variant.prefill(cache, *self.laid_out(scenario.whole.new(starts, max(counts)), 3), counts)
 
     def _cropped_no_further(self, cache: KVCache) -> None:
         """Crops without new tokens between them count together: after one of all drafts, another is refused."""
@@ -133,70 +122,69 @@ class Lives(CallCheck):
             raise CheckError("a crop that goes beyond cache.rollback, with the one before it, is not refused")
 
     def _attend(self, scenario: Scenario, cache: KVCache) -> None:
-        step, where = scenario.attend, f"attend of {scenario.name}"
-        first = self._step(step, cache)
-        self.comparison.output(where, *first, step.out, step.lse)
-        for _ in range(self.policy.repeats - 1):
-            self.same_output(f"{where} repeated", self._step(step, cache), first)
-        for number in range(1, ATTENDS):
-            got = self._step(step, cache, number // 3 * 2, number % 3)
+        step, where, first = scenario.attend, f"attend of {scenario.name}", None
+        for number in (*[0] * self.policy.repeats, *range(1, ATTENDS)):
+            got = self._call(step, number // 3 * 2, number % 3, 0)(cache)
             self.comparison.output(f"{where}, form {number + 1}", *got, step.out, step.lse)
+            if first is None:
+                first = got
+            if number == 0:
+                self.same_output(f"{where} repeated", got, first)
 
     def _call(self, step: Step, at: int, turn: int, scenario: int, *, captured: bool = False) -> Call:
         return self.formed(form(at, turn, scenario), step.q, step.new, empty=step.empty, captured=captured)
 
-    def _step(self, step: Step, cache: KVCache, at: int = 0, turn: int = 0, scenario: int = 0) -> Output:
-        """Run one step in a form."""
-        found = self._call(step, at, turn, scenario)(cache)
-        if step.crop is not None:
-            cache.crop(step.crop)
-        return found
-
-    def _compare(self, scenario: Scenario, how: str, outputs: Sequence[Output]) -> None:
-        for number, (step, output) in enumerate(zip(scenario.steps, outputs, strict=True), 1):
-            self.comparison.output(f"decode {number} of {scenario.name}{how}", *output, step.out, step.lse)
+    def _steps(self, scenario: Scenario, cache: KVCache, number: int, turn: int) -> None:
+        """Run the steps, each in a form of its own."""
+        calls = (self._call(step, at, turn, number) for at, step in enumerate(scenario.steps))
+        self._compare(
+            f"{scenario.name}, turn {turn + 1}", scenario, [stepped(*both, cache) for both in zip(scenario.steps, calls, strict=True)]
+        )
 
     def _replayed(self, scenario: Scenario, cache: KVCache, number: int) -> None:
         """Run the steps as one CUDA graph, in which launches overlap."""
-        calls = [(step, self._call(step, at, TURNS, number, captured=True)) for at, step in enumerate(scenario.steps)]
+        calls = [self._call(step, at, TURNS, number, captured=True) for at, step in enumerate(scenario.steps)]
         torch.cuda.synchronize(self.device)
         graph = torch.cuda.CUDAGraph()
-        outputs = []
         with torch.cuda.graph(graph):
-            for step, call in calls:
-                outputs.append(call(cache))
-                if step.crop is not None:
-                    cache.crop(step.crop)
+            outputs = [stepped(*both, cache) for both in zip(scenario.steps, calls, strict=True)]
         graph.replay()
-        self._compare(scenario, " in a graph", outputs)
+        self._compare(f"{scenario.name} in a graph", scenario, outputs)
         cache.sequences.captured = False  # the graph is not replayed again
+
+    def _compare(self, where: str, scenario: Scenario, outputs: Sequence[Output]) -> None:
+        for number, (step, output) in enumerate(zip(scenario.steps, outputs, strict=True), 1):
+            self.comparison.output(f"decode {number} of {where}", *output, step.out, step.lse)
 
     def _contents(self, scenario: Scenario, cache: KVCache) -> None:
         """What `unpack` gives up to each length, and the packed blocks, are the reference's; nothing is written beyond a length."""
-        distinct, spec = len(scenario.blocks), self.spec
-        lengths = torch.tensor(scenario.lengths).unsqueeze(1)
-        gone = torch.tensor([first_held(spec, self.block, length) for length in scenario.lengths]).unsqueeze(1)
-        full = torch.tensor([self.rows.packed_blocks(length) for length in scenario.lengths]).unsqueeze(1)
+        spec, tokens = self.spec, min(cache.bound, scenario.k.shape[1])  # the bound may be beyond all lengths
+        lengths, gone, full = (
+            torch.tensor([of(length) for length in scenario.lengths], device=self.device).unsqueeze(1)
+            for of in (int, lambda length: first_held(spec, self.block, length), self.rows.packed_blocks)
+        )
         shape = (cache.batch, cache.bound, spec.attention.kv_heads, spec.attention.head_dim)
         memory = torch.full(shape, SENTINEL, dtype=self.variant.dtype, device=self.device)
         got = self.variant.unpack(cache, *self.laid_out((memory, memory), 0))
-        token, number = torch.arange(cache.bound), torch.arange(scenario.blocks.shape[2])
-        past = ((token >= lengths) | (token < gone * self.block)).to(self.device)  # [batch, tokens]
-        held = ((number < full) & (number >= gone)).to(self.device)  # [batch, blocks]
-        blocks = packed_blocks(self, cache, len(number)).transpose(1, 2)
+        token, number = (torch.arange(count, device=self.device) for count in (cache.bound, scenario.blocks.shape[2]))
+        past = (token >= lengths) | (token < gone * self.block)  # [batch, tokens]
+        held = (number < full) & (number >= gone)  # [batch, blocks]
+        empty = past[:, :tokens][..., None, None]
         for name, mine, want in zip(("K", "V"), got, (scenario.k, scenario.v), strict=True):
             where = f"unpacked {name} of {scenario.name}"
             if not bool((mine[past] == SENTINEL).all()):
                 raise CheckError(f"{where}: positions that the cache does not hold were written")
-            for start in range(0, cache.batch, distinct):  # the sequences repeat
-                some, tokens = slice(start, start + distinct), min(cache.bound, want.shape[1])  # the bound may be beyond all lengths
-                empty = past[some, :tokens][..., None, None]
-                truth = want[: len(empty), :tokens].masked_fill(empty, 0.0)
-                self.comparison.sequences("unpack", where, mine[some, :tokens].masked_fill(empty, 0.0), truth)
-        for start in range(0, cache.batch, distinct):
-            there = held[start : start + distinct]
-            mine = blocks[start : start + distinct, : len(number)][there]
-            self.same_codes(f"of {scenario.name}", mine, scenario.blocks[: len(there)].transpose(1, 2)[there])
+            self.comparison.sequences("unpack", where, *(x[:, :tokens].masked_fill(empty, 0.0) for x in (mine, want)))
+        blocks = packed_blocks(self, cache, len(number))[:, :, : len(number)]
+        self.same_codes(f"of {scenario.name}", *(x.transpose(1, 2)[held] for x in (blocks, scenario.blocks)))
+
+
+def stepped(step: Step, call: Call, cache: KVCache) -> Output:
+    """Run one step."""
+    found = call(cache)
+    if step.crop is not None:
+        cache.crop(step.crop)
+    return found
 
 
 def packed_blocks(check: CallCheck, cache: KVCache, count: int) -> torch.Tensor:
@@ -246,6 +234,9 @@ class Scenario:
     """The life cycle of a cache: prefill in chunks, one `attend`, then `decode` steps; all tensors on one device."""
 
     name: str
+    whole: WholeSequences
+    start: Lengths
+    """Of each sequence, after the chunks."""
     chunks: tuple[tuple[Pair, Lengths], ...]
     """K and V [batch, tokens, kv_heads, head_dim], and how many of the tokens each sequence takes."""
     drafts: Pair | None
@@ -256,9 +247,9 @@ class Scenario:
     lengths: Lengths
     """Of each sequence, in the end."""
     blocks: torch.Tensor
-    """The reference's packed blocks, uint8 [distinct, kv_heads, blocks, block_bytes]; of each sequence the full ones count."""
+    """The reference's packed blocks, uint8 [batch, kv_heads, blocks, block_bytes]; of each sequence the full ones count."""
     k: torch.Tensor
-    """The expected result of `unpack` at the end, fp64 [distinct, tokens, kv_heads, head_dim], up to each length."""
+    """The expected result of `unpack` at the end, fp64 [batch, tokens, kv_heads, head_dim], up to each length."""
     v: torch.Tensor
 
     @property
@@ -276,15 +267,14 @@ def scenarios(spec: KernelSpec, layout: PackedLayout, policy: CheckPolicy, devic
     if rollback := spec.cache.rollback:  # a crop of so many tokens unpacks a block from these lengths, or more than one
         edges = (*edges, *(unpacked + 2 * block + n for n in (min(2, rollback), max(1, rollback - 1))))
     edges = tuple(dict.fromkeys((*edges, *(n for n in (sink - 1, sink + 1, unpacked) if n > 0))))
-    batch = max(BATCH[device], len(edges))
-    ragged = tuple(edges[(number + number // len(edges)) % len(edges)] for number in range(min(batch, DISTINCT)))
+    ragged = (*edges, *edges[1:])[: max(BATCH, len(edges))]
     longest = -(-max(policy.long_tokens, 5 * block) // block) * block + block - 2 + unpacked  # the second token or so fills a block
     served = query_lengths(spec)
     steps = (*served, *[1] * (policy.steps - len(served)))
     larger = (extend_tokens(spec),) if device == "cpu" else ()
     return (
-        _scenario(spec, layout, policy, device, ragged, steps, batch),
-        _scenario(spec, layout, policy, device, (longest, longest * 5 // 8, longest * 3 // 4), (*steps, *larger), None),
+        _scenario("ragged", spec, layout, device, ragged, steps),
+        _scenario("long", spec, layout, device, (longest, longest * 5 // 8, longest * 3 // 4), (*steps, *larger)),
     )
 
 
@@ -293,57 +283,42 @@ def extend_tokens(spec: KernelSpec) -> int:
     return max(len(query_lengths(spec)), EXTEND_ROWS // spec.attention.group) + 1
 
 
-def _scenario(
-    spec: KernelSpec, layout: PackedLayout, policy: CheckPolicy, device: str, lengths: Lengths, q_lengths: Lengths, batch: int | None
-) -> Scenario:
-    """`q_lengths` are the query tokens of each decode step. The ragged scenario has `batch` sequences, those of `lengths` over and over."""
-    rollback, first_q = spec.cache.rollback, len(query_lengths(spec))
-    whole = Life.whole_tokens(spec, layout, max(lengths) + rollback + sum(q_lengths))
-    inputs = (normal if batch else _hard)(spec, len(lengths), whole, q_len=first_q + sum(q_lengths), seed=policy.seed)
+def _scenario(name: str, spec: KernelSpec, layout: PackedLayout, device: str, lengths: Lengths, q_lengths: Lengths) -> Scenario:
+    """`q_lengths` are the query tokens of each decode step."""
+    ragged, rollback, first_q, block = name == "ragged", spec.cache.rollback, len(query_lengths(spec)), layout.tokens
+    tokens = max(lengths) + rollback + sum(q_lengths)
+    inputs = (normal if ragged else _hard)(spec, len(lengths), tokens, q_len=first_q + sum(q_lengths))
     all_q, k, v = (x.to(device) for x in (inputs.q, inputs.k, inputs.v))
-    life = Life(spec, layout, k, v)
-    at = [number % len(lengths) for number in range(batch or len(lengths))]
-    index = torch.tensor(at, device=device)
-
-    def every(x: torch.Tensor) -> torch.Tensor:
-        return x[index]
-
-    def pair(one: Pair) -> Pair:
-        return every(one[0]), every(one[1])
-
+    whole = WholeSequences(spec, block, k, v)
     chunks, past = [], (0,) * len(lengths)
-    for upto in [tuple(_first_chunk(length, layout.tokens) for length in lengths), lengths] if batch else [lengths]:
-        new = tuple(end - start for start, end in zip(past, upto, strict=True))
-        chunks.append((pair(life.new(past, max(new))), tuple(new[b] for b in at)))
+    # Half of a sequence first; of 2½ blocks a third, so that the rest completes a block more than its own tokens would fill.
+    halves = tuple(length // (3 if length == 2 * block + block // 2 else 2) for length in lengths)
+    for upto in (halves, lengths) if ragged else (lengths,):
+        counts = tuple(end - start for start, end in zip(past, upto, strict=True))
+        chunks.append((whole.new(past, max(counts)), counts))
         past = upto
-    drafts = pair(life.drafted(past).new(past, rollback)) if rollback else None
+    drafts = whole.drafted(past).new(past, rollback) if rollback else None
     queries = torch.split(all_q, [first_q, *q_lengths], dim=1)
-    first = Step(every(queries[0]), None, *pair(life.attend(queries[0], past, past)), empty=min(past) == 0)
+    first = Step(queries[0], None, *whole.attend(queries[0], past, past), empty=min(past) == 0)
     steps = []
     for number, (q, q_len) in enumerate(zip(queries[1:], q_lengths, strict=True)):
         after = tuple(length + q_len for length in past)
         rejected = [(b + number) % (min(rollback, q_len) + 1) for b in range(len(past))]
         kept = tuple(length - fewer for length, fewer in zip(after, rejected, strict=True))
-        seen = life.drafted(kept) if rollback else life
-        crop = every(torch.tensor(rejected, dtype=torch.int32, device=device)) if rollback else None
-        steps.append(Step(every(q), pair(seen.new(past, q_len)), *pair(seen.attend(q, past, after)), crop, min(past) == 0))
+        seen = whole.drafted(kept) if rollback else whole
+        crop = torch.tensor(rejected, dtype=torch.int32, device=device) if rollback else None
+        steps.append(Step(q, seen.new(past, q_len), *seen.attend(q, past, after), crop, min(past) == 0))
         past = kept
-    ends = tuple(past[b] for b in at)
-    return Scenario("ragged" if batch else "long", tuple(chunks), drafts, first, tuple(steps), ends, life.blocks, *life.seen(past))
+    return Scenario(name, whole, lengths, tuple(chunks), drafts, first, tuple(steps), past, whole.packed(layout), *whole.seen(past))
 
 
-def _first_chunk(length: int, block: int) -> int:
-    """Half of a sequence; of 2½ blocks a third, so that the rest completes a block more than its own tokens would fill."""
-    return length // 3 if length == 2 * block + block // 2 else length // 2
-
-
-def _hard(spec: KernelSpec, batch: int, kv_len: int, *, q_len: int, seed: int) -> Inputs:
+def _hard(spec: KernelSpec, batch: int, kv_len: int, *, q_len: int) -> Inputs:
     """Structured data with an offset for every channel of V, so that zeros weigh as much as codes.
 
     In the second sequence scores grow from one end to the other, so that the running maximum moves and what was summed before matters.
     In the third V is constant where scores are highest: its scales are 0 there.
     """
-    data, plain = structured(spec, batch, kv_len, q_len=q_len, seed=seed), normal(spec, batch, kv_len, q_len=q_len, seed=seed + 1)
+    data, plain = structured(spec, batch, kv_len, q_len=q_len), normal(spec, batch, kv_len, q_len=q_len, seed=1)
     growth = torch.linspace(0.5, 8, kv_len).to(data.k.dtype)[:, None, None]
     data.q[1], data.k[1] = 2 * plain.q[1], plain.k[1] * growth
     data.v.add_(torch.linspace(-2, 2, data.v.shape[-1]).to(data.v.dtype))

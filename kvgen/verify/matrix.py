@@ -52,10 +52,7 @@ def chunks(tokens: int, channels: int) -> Iterator[slice]:
 def uniform(tokens: int, channels: int, dtype: torch.dtype, device: torch.device | str, seed: int = 0) -> torch.Tensor:
     """The paper's data: uniform in [-1, 1), [tokens, channels]."""
     generator = torch.Generator(device=device).manual_seed(seed)
-    x = torch.empty(tokens, channels, dtype=dtype, device=device)
-    for rows in chunks(tokens, channels):
-        x[rows].uniform_(-1.0, 1.0, generator=generator)
-    return x
+    return torch.empty(tokens, channels, dtype=dtype, device=device).uniform_(-1.0, 1.0, generator=generator)
 
 
 @dataclass(frozen=True)
@@ -113,7 +110,7 @@ class MatrixCheck(Check):
 
     def _matrices(self, tokens: int, channels: int, gap: int) -> Iterator[tuple[str, torch.Tensor]]:
         dtype, device = self.variant.dtype, self.device
-        plain = uniform(tokens, channels, dtype, device, self.policy.seed)
+        plain = uniform(tokens, channels, dtype, device)
         apart = torch.full((tokens, channels + gap), torch.nan, dtype=dtype, device=device)[:, :channels]
         yield f"{gap} elements between rows", apart.copy_(plain)
         wide = (plain.float() * torch.logspace(-4, 3, channels, device=device)).to(dtype)

@@ -11,7 +11,7 @@ import torch
 from kvgen.format.sizes import usual_block
 from kvgen.spec import KernelSpec
 from kvgen.verify.attention import attend, weights
-from kvgen.verify.cache import ReferenceCache
+from kvgen.verify.cache import WholeSequences
 from kvgen.verify.data import Inputs, normal, structured
 from kvgen.verify.tolerance import relative_l2
 
@@ -42,19 +42,10 @@ def format_quality(spec: KernelSpec) -> dict[str, Any]:
 
 def quality(spec: KernelSpec, inputs: Inputs, block: int | None = None) -> Quality:
     """Errors of the spec's format on these inputs, packed in blocks of `block` tokens (the usual ones); sinks are taken as 0."""
-    packed, att = ReferenceCache(spec, len(inputs.q), block or usual_block(spec)), spec.attention
-    packed.prefill(inputs.k, inputs.v)
-    k, v = packed.keys_values()
-    out, want = attention(spec, inputs.q, k, v), attention(spec, inputs.q, inputs.k, inputs.v)
-    found, right = (weights(inputs.q, one, softcap=att.softcap, window=att.window, sinks=_no_sinks(spec)) for one in (k, inputs.k))
+    att, batch, tokens = spec.attention, *inputs.k.shape[:2]
+    how: dict[str, Any] = {"softcap": att.softcap, "window": att.window, "sinks": torch.zeros(att.q_heads) if att.sinks else None}
+    k, v = WholeSequences(spec, block or usual_block(spec), inputs.k, inputs.v).seen([tokens] * batch)
+    out, want = (attend(inputs.q, *pair, **how)[0] for pair in ((k, v), (inputs.k, inputs.v)))
+    found, right = (weights(inputs.q, one, **how) for one in (k, inputs.k))
     cosine = torch.cosine_similarity(out, want, dim=-1)
     return Quality(relative_l2(out, want), float(cosine.mean()), float((found - right).abs().sum(-1).mean()))
-
-
-def attention(spec: KernelSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """The output of the spec's attention in fp64; sinks are taken as 0."""
-    return attend(q, k, v, softcap=spec.attention.softcap, window=spec.attention.window, sinks=_no_sinks(spec))[0]
-
-
-def _no_sinks(spec: KernelSpec) -> torch.Tensor | None:
-    return torch.zeros(spec.attention.q_heads) if spec.attention.sinks else None

@@ -66,7 +66,9 @@ def quantize(x: torch.Tensor, quant: Quant, boost: BoostSpec | None = None) -> Q
     boosted = None
     if boost is not None and boost.fraction > 0:
         boosted = select_channels(grouped, boost)
-    levels = _levels(quant.bits, quant.zero, boosted).to(x.device)
+    levels = torch.tensor(float(2**quant.bits - 1 if quant.zero else 2 ** (quant.bits - 1) - 1), device=x.device)  # the largest code
+    if boosted is not None:
+        levels = torch.where(boosted, float(2**BOOST_BITS - 1), levels)
     if quant.zero:
         low, high = grouped.amin(-2, keepdim=True), grouped.amax(-2, keepdim=True)
         zero = store(low, param_dtype(x.dtype))
@@ -76,12 +78,12 @@ def quantize(x: torch.Tensor, quant: Quant, boost: BoostSpec | None = None) -> Q
         zero = None
         scale = store(grouped.abs().amax(-2, keepdim=True) / levels, param_dtype(x.dtype))
         codes = divide(grouped, scale).clamp(-levels, levels) + 2 ** (quant.bits - 1)
-    return Quantized(
-        codes.to(torch.uint8).reshape(x.shape),
-        _param(scale, quant),
-        None if zero is None else _param(zero, quant),
-        None if boosted is None else boosted.squeeze(-2),
-    )
+
+    def without_group(param: torch.Tensor) -> torch.Tensor:
+        return param.squeeze(-2) if quant.axis == "channel" else param.flatten(-3)
+
+    params = (None if one is None else without_group(one) for one in (zero, boosted))
+    return Quantized(codes.to(torch.uint8).reshape(x.shape), without_group(scale), *params)
 
 
 def dequantize(q: Quantized, quant: Quant) -> torch.Tensor:
@@ -113,12 +115,6 @@ def select_channels(grouped: torch.Tensor, boost: BoostSpec) -> torch.Tensor:
     return torch.zeros_like(rank, dtype=torch.bool).scatter(-1, chosen, True).unsqueeze(-2)
 
 
-def _levels(bits: int, zero: bool, boosted: torch.Tensor | None) -> torch.Tensor:
-    """The largest code, fp32."""
-    plain = torch.tensor(float(2**bits - 1 if zero else 2 ** (bits - 1) - 1))
-    return plain if boosted is None else torch.where(boosted, float(2**BOOST_BITS - 1), plain.to(boosted.device))
-
-
 def divide(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """rne(x / scale) in fp32, 0 where the scale is 0."""
     wide = scale.float()
@@ -133,8 +129,3 @@ def _grouped(x: torch.Tensor, quant: Quant) -> torch.Tensor:
     if quant.axis == "channel":
         return x.reshape(*x.shape[:-2], extent // quant.group, quant.group, x.shape[-1])
     return x.reshape(*x.shape[:-1], extent // quant.group, quant.group, 1)
-
-
-def _param(param: torch.Tensor, quant: Quant) -> torch.Tensor:
-    """[..., groups, 1, rest] without the reduced extent."""
-    return param.squeeze(-2) if quant.axis == "channel" else param.squeeze(-1).squeeze(-1)

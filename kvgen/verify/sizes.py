@@ -13,13 +13,12 @@ from functools import lru_cache
 import torch
 
 from kvgen.errors import CheckError
-from kvgen.format.layout import PackedLayout
 from kvgen.format.window import first_held
 from kvgen.runtime.kvcache import KVCache
 from kvgen.spec import KernelSpec
-from kvgen.verify.cache import ReferenceCache
+from kvgen.verify.cache import WholeSequences
 from kvgen.verify.calls import NAN_BYTE, CallCheck, Pair, query_lengths
-from kvgen.verify.data import learned_sinks, normal
+from kvgen.verify.data import normal
 from kvgen.verify.filled import SparseCache, most_reserved, reserved, reserved_blocks
 from kvgen.verify.lives import packed_blocks
 from kvgen.verify.packing import pack_blocks, unpack_blocks
@@ -44,68 +43,33 @@ Rows = torch.Tensor | slice
 class LongPrompt(CallCheck):
     """Compare every block of a long prompt with the reference's, packed and unpacked."""
 
-    def prepare(self) -> None:
-        """See `long_prompt`."""
-        long_prompt(self.spec, self.layout, self.device.type)
-
     def run(self) -> None:
         """Raises CheckError at the first wrong number."""
-        prompt = long_prompt(self.spec, self.layout, self.device.type)
-        tokens, full = prompt.k.shape[1], prompt.packed.shape[1]
-        cache = self.variant.new_cache(1, tokens, self.device)
+        block, heads, dim, cache_spec = self.block, self.spec.attention.kv_heads, self.spec.attention.head_dim, self.spec.cache
+        count = max(PREFILL_BLOCKS, -(-PREFILL_TOKENS // block))
+        turns = torch.rand(heads, -(-count // DIFFERENT_BLOCKS), DIFFERENT_BLOCKS, generator=torch.Generator().manual_seed(7))
+        order = turns.argsort(-1).flatten(1)[:, :count].to(self.device)  # of the blocks of a head
+        data = normal(self.spec, 1, DIFFERENT_BLOCKS * block + self.unpacked, seed=6)
+        given, pieces = [], []
+        for x in (data.k, data.v):
+            tokens = x[0, :, 0].to(self.device)
+            pieces.append(tokens[self.unpacked :].reshape(DIFFERENT_BLOCKS, block, dim))
+            sink, rest = (part.expand(heads, -1, -1) for part in torch.split(tokens[: self.unpacked], [cache_spec.sink, cache_spec.local]))
+            given.append(torch.cat([sink, pieces[-1][order].flatten(1, 2), rest], 1).transpose(0, 1)[None])
+        packed = pack_blocks(self.layout, *pieces)
+        cache = self.variant.new_cache(1, given[0].shape[1], self.device)
         cache.packed = reserved(cache.packed.shape, torch.uint8, self.device)  # zeros, so that equal blocks have equal padding
-        self.variant.prefill(cache, *self.laid_out((prompt.k, prompt.v), 1))
-        first = first_held(self.spec, self.block, tokens)
-        blocks, want = packed_blocks(self, cache, full)[0, :, first:full], prompt.packed[:, first:]
+        self.variant.prefill(cache, *self.laid_out((given[0], given[1]), 1))
+        first = first_held(self.spec, block, given[0].shape[1])
+        blocks, want = packed_blocks(self, cache, count)[0, :, first:count], packed[order[:, first:]]
         if not torch.equal(blocks, want):
             self.same_codes("of a long prompt", blocks, want)
-        for name, got, read in zip(("K", "V"), self.variant.unpack(cache), prompt.read, strict=True):
-            mine, exact = got[:, self.rows.sink :][:, first * self.block : full * self.block], read[:, first * self.block :]
+        read = unpack_blocks(self.layout, packed, data.k.dtype)
+        for name, got, pieces_read in zip(("K", "V"), self.variant.unpack(cache), read, strict=True):
+            mine = got[0, cache_spec.sink + first * block : cache_spec.sink + count * block].transpose(0, 1)
+            exact = pieces_read.to(data.k.dtype)[order[:, first:]].flatten(1, 2)
             if not torch.equal(mine, exact):
-                pair = (mine[0].transpose(0, 1), exact[0].transpose(0, 1).double())
-                self.comparison.sequences("unpack", f"unpacked {name} of a long prompt", *pair)
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """One sequence of many packed blocks, in little memory: head h has the tokens of the head before it from its second block on.
-
-    All of its tensors are views in which the heads overlap.
-    """
-
-    k: torch.Tensor
-    """[1, tokens, kv_heads, head_dim]."""
-    v: torch.Tensor
-    packed: torch.Tensor
-    """By the reference: uint8 [kv_heads, blocks, block_bytes]."""
-    read: Pair
-    """K and V as they read back, in their dtype: [1, tokens in blocks, kv_heads, head_dim]."""
-
-
-@lru_cache(maxsize=2)
-def long_prompt(spec: KernelSpec, layout: PackedLayout, device: str) -> Prompt:
-    """The prompt of a layout; its tokens beyond the sink and the local ones are whole blocks."""
-    block, heads, dim, sink = layout.tokens, spec.attention.kv_heads, spec.attention.head_dim, spec.cache.sink
-    count = max(PREFILL_BLOCKS, -(-PREFILL_TOKENS // block))
-    turns = torch.rand(-(-(count + heads) // DIFFERENT_BLOCKS), DIFFERENT_BLOCKS, generator=torch.Generator().manual_seed(7))
-    order = turns.argsort(-1).flatten().to(device)
-    data = normal(spec, 1, DIFFERENT_BLOCKS * block + spec.cache.unpacked, seed=6)
-
-    def shifted(x: torch.Tensor, tokens: int) -> torch.Tensor:
-        return x.as_strided((1, tokens, heads, dim), (x.numel(), dim, block * dim, 1))
-
-    given, pieces = [], []
-    for x in (data.k, data.v):
-        tokens = x[0, :, 0].to(device)
-        rest = tokens[DIFFERENT_BLOCKS * block :]
-        pieces.append(tokens[: DIFFERENT_BLOCKS * block].reshape(DIFFERENT_BLOCKS, block, dim))
-        whole = torch.cat([rest[:sink], pieces[-1][order].flatten(0, 1), rest[sink:]])
-        given.append(shifted(whole, count * block + spec.cache.unpacked))
-    packed = pack_blocks(layout, *pieces)
-    read_k, read_v = (x.to(data.k.dtype)[order].flatten(0, 1) for x in unpack_blocks(layout, packed, data.k.dtype))
-    nbytes = layout.block_bytes
-    lying = packed[order].as_strided((heads, count, nbytes), (nbytes, nbytes, 1))
-    return Prompt(given[0], given[1], lying, (shifted(read_k, count * block), shifted(read_v, count * block)))
+                self.comparison.sequences("unpack", f"unpacked {name} of a long prompt", mine, exact.double())
 
 
 class SizeCheck(CallCheck):
@@ -207,7 +171,7 @@ class Far(SizeCheck):
         cache, inputs = filled.cache, normal(self.spec, len(lengths), NEW_TOKENS, q_len=1, seed=8)
         first_q, k, v = (x.to(self.device) for x in (inputs.q, inputs.k, inputs.v))
         new = (k[:, :1].contiguous(), v[:, :1].contiguous())
-        wanted = filled.next_block(torch.tensor([len(lengths) - 1], device=self.device), length, k, v)[0]
+        wanted = filled.next_block(slice(-1, None), length, k, v)[0]
         q = normal(self.spec, len(lengths), 1, q_len=self.queries, seed=5).q.to(self.device)
         filled.set(lengths)
         self.attend(f"attend over {list(lengths)} tokens", cache, q, filled.attend(q, lengths), len(lengths) - 1)
@@ -219,8 +183,12 @@ class Far(SizeCheck):
         filled.set(lengths)
         where = f"prefill behind {list(lengths)} tokens"
         self._packs(where, filled, target, wanted, lambda: self.variant.prefill(cache, k, v, (0, 0, 1, NEW_TOKENS)))
-        if not self.places:  # else later blocks lie in the places of the first ones
-            self._unpack(filled, 3)
+        if self.places:  # later blocks lie in the places of the first ones
+            return
+        filled.set([0] * (len(lengths) - 1) + [unpacked + 3 * block])
+        for name, mine, right in zip(("K", "V"), self.variant.unpack(cache), filled.contents(len(lengths) - 1, 3), strict=True):
+            held = mine[-1:, rows.sink : rows.sink + 3 * block]
+            self.comparison.sequences("unpack", f"unpacked {name} of the last sequence", held, right.transpose(0, 1)[None])
 
     def _packs(self, where: str, filled: SparseCache, target: int, want: torch.Tensor, call: Callable[[], None]) -> None:
         """Compare the block that a call packs at the end of the last sequence."""
@@ -231,30 +199,19 @@ class Far(SizeCheck):
         call()
         self.same_codes(f"after {where}", packed[place][-1], want)
 
-    def _unpack(self, filled: SparseCache, count: int) -> None:
-        """The first blocks of the last sequence, without the others: what they unpack to."""
-        filled.set([0] * (filled.cache.batch - 1) + [self.unpacked + count * self.block])
-        got = self.variant.unpack(filled.cache)
-        for name, mine, want in zip(("K", "V"), got, filled.contents(filled.cache.batch - 1, count), strict=True):
-            held = mine[-1:, self.rows.sink : self.rows.sink + count * self.block]
-            self.comparison.sequences("unpack", f"unpacked {name} of the last sequence", held, want.transpose(0, 1)[None])
-
 
 @dataclass(frozen=True)
 class _Members:
-    """The different sequences of a crowd, on one device, and what the reference makes of them: tokens before, tokens of a prefill, inputs
-    [q, k, v] of the prefill with the `attend` after it, and of a step.
+    """The different sequences of a crowd: zeros, then some new tokens by a prefill, then a step of one token and one of all that a launch
+    takes. Three of them pack a block, or have one.
     """
 
-    starts: list[int]
-    counts: list[int]
-    data: list[torch.Tensor]
-    step: list[torch.Tensor]
-    attend: Pair
-    decode: Pair
-    lengths: list[int]
-    read: Pair
-    """K and V in the end, fp64 [different, longest, kv_heads, head_dim]."""
+    whole: WholeSequences
+    lengths: list[list[int]]
+    """Of the zeros, after the prefill, and after each step."""
+    queries: list[torch.Tensor]
+    """Of `attend` after the prefill, and of the steps; with the results."""
+    results: list[Pair]
 
 
 class Crowd(SizeCheck):
@@ -267,40 +224,49 @@ class Crowd(SizeCheck):
     def run(self) -> None:
         """Raises CheckError at the first wrong number."""
         members = _members(self.spec, self.block, self.queries, self.device.type)
-        cache = self._cache(max(members.lengths))
+        cache = self._cache(max(members.lengths[-1]))
         batch = cache.batch
         at = [number % DIFFERENT for number in range(batch)]
         index = torch.tensor(at, device=self.device)
-        starts, counts, lengths = ([numbers[n] for n in at] for numbers in (members.starts, members.counts, members.lengths))
-        cache.lengths.copy_(torch.tensor(starts, dtype=torch.int32))
-        cache.bound, cache.sequences.uniform = max(starts), False
-        q, k, v = (x[index] for x in members.data)
-        self.variant.prefill(cache, k, v, counts)
+        lengths = [[of[n] for n in at] for of in members.lengths]
+        cache.lengths.copy_(torch.tensor(lengths[0], dtype=torch.int32))
+        cache.bound, cache.sequences.uniform = max(lengths[0]), False
+        new = [
+            [x[index] for x in members.whole.new(start, tokens)]
+            for start, tokens in zip(members.lengths, (NEW_TOKENS, 1, members.queries[2].shape[1]), strict=False)
+        ]
+        self.variant.prefill(cache, new[0][0], new[0][1], [end - start for start, end in zip(lengths[0], lengths[1], strict=True)])
         groups = [start for start in (*SAMPLED, batch - DIFFERENT) if start + DIFFERENT <= batch]
         chosen = torch.tensor(sorted({start + n for start in groups for n in range(DIFFERENT)}), device=self.device)
-        where = f"{batch} sequences"
         last = batch - 1 - (batch - 1 - 5) % DIFFERENT  # a sequence with tokens
-        self.attend(f"attend over {where}", cache, q, picked(members.attend, index[chosen]), last, chosen)
-        q, k, v = (x[index] for x in members.step)
-        want, bad = picked(members.decode, index[chosen]), (last, last - 1, last + 1 - DIFFERENT)
-        self.decode(f"decode over {where}", cache, q, (k, v), want, bad, chosen)
-        self.same_lengths(f"decode over {where}", cache, lengths)
+        q, one, most = (x[index] for x in members.queries)
+        want = [picked(result, index[chosen]) for result in members.results]
+        self.attend(f"attend over {batch} sequences", cache, q, want[0], last, chosen)
+        where = f"decode over {batch} sequences"
+        self.decode(where, cache, one, (new[1][0], new[1][1]), want[1], (last, last - 1, last + 1 - DIFFERENT), chosen)
+        self.same_lengths(where, cache, lengths[2])
+        where = f"decode of {most.shape[1]} tokens over {batch} sequences"
+        self.comparison.output(where, *picked(self.call(cache, most, (new[2][0], new[2][1])), chosen), *want[2])
+        self.same_lengths(where, cache, lengths[3])
+        if self.spec.cache.rollback:
+            cache.crop(1)
+            self.same_lengths(f"a crop of {batch} sequences", cache, [length - 1 for length in lengths[3]])
+            cache.lengths.copy_(torch.tensor(lengths[3]))
         self._unpack(cache, members, index, chosen[-DIFFERENT:])
 
     def _unpack(self, cache: KVCache, members: _Members, index: torch.Tensor, chosen: torch.Tensor) -> None:
-        """What some of the sequences unpack to, and whether a step back shortens all."""
-        if self.spec.cache.rollback:
-            whole = cache.lengths.clone()
-            cache.crop(1)
-            self.same_lengths(f"a crop of {cache.batch} sequences", cache, (whole - 1).tolist())
-            cache.lengths.copy_(whole)
+        """What some of the sequences unpack to."""
         others = torch.ones(cache.batch, dtype=torch.bool, device=self.device)
         others[chosen] = False
         cache.lengths.masked_fill_(others, 0)
-        shape = (cache.batch, *members.read[0].shape[1:])
+        ends = members.lengths[-1]
+        read = members.whole.seen(ends)
+        past = torch.arange(read[0].shape[1], device=self.device) >= torch.tensor(ends, device=self.device).unsqueeze(1)
+        shape = (cache.batch, *read[0].shape[1:])
         got = self.variant.unpack(cache, *(reserved(shape, self.variant.dtype, self.device) for _ in range(2)))
-        for name, mine, want in zip(("K", "V"), got, members.read, strict=True):
-            self.comparison.sequences("unpack", f"unpacked {name} of {cache.batch} sequences", mine[chosen], want[index[chosen]])
+        for name, mine, want in zip(("K", "V"), got, read, strict=True):
+            right = want.masked_fill(past[..., None, None], 0.0)[index[chosen]]
+            self.comparison.sequences("unpack", f"unpacked {name} of {cache.batch} sequences", mine[chosen], right)
 
     def _cache(self, longest: int) -> KVCache:
         """Zeros, of as many sequences as there is room for; pages lie backwards."""
@@ -316,20 +282,16 @@ class Crowd(SizeCheck):
 
 @lru_cache(maxsize=2)
 def _members(spec: KernelSpec, block: int, queries: int, device: str) -> _Members:
-    """Zeros, then some new tokens by a prefill, then one by a step: three of the sequences pack a block, or have one."""
-    full, cache, sinks = spec.cache.unpacked + block, ReferenceCache(spec, DIFFERENT, block), learned_sinks(spec)
+    """Those of a spec."""
+    full, most = spec.cache.unpacked + block, len(query_lengths(spec))
     starts = [0, 0, full - 1, full - 1, full, *[0] * (DIFFERENT - 5)]
     counts = [0, 0, 2, 0, 1, *(1 + n % NEW_TOKENS for n in range(DIFFERENT - 5))]
-    data, step = (normal(spec, DIFFERENT, tokens, q_len=q_len, seed=seed) for tokens, q_len, seed in ((NEW_TOKENS, queries, 9), (1, 1, 10)))
-    nothing = torch.zeros(DIFFERENT, full, *data.k.shape[2:], dtype=data.k.dtype)
-    cache.prefill(nothing, nothing, torch.tensor(starts))
-    cache.prefill(data.k, data.v, torch.tensor(counts))
-
-    def here(*tensors: torch.Tensor) -> list[torch.Tensor]:
-        return [x.to(device) for x in tensors]
-
-    out, lse = here(*cache.attend(data.q, sinks=sinks))
-    step_out, step_lse = here(*cache.decode(step.q, step.k, step.v, sinks=sinks))
-    k, v = here(*cache.keys_values())
-    inputs = here(data.q, data.k, data.v), here(step.q, step.k, step.v)
-    return _Members(starts, counts, *inputs, (out, lse), (step_out, step_lse), cache.lengths.tolist(), (k, v))
+    before = [start + count for start, count in zip(starts, counts, strict=True)]
+    lengths = [starts, before, [length + 1 for length in before], [length + 1 + most for length in before]]
+    inputs = normal(spec, DIFFERENT, max(lengths[-1]), q_len=queries + 1 + most, seed=9)
+    q, k, v = (x.to(device) for x in (inputs.q, inputs.k, inputs.v))
+    for b, start in enumerate(starts):
+        k[b, :start] = v[b, :start] = 0
+    whole, parts = WholeSequences(spec, block, k, v), torch.split(q, [queries, 1, most], 1)
+    results = [whole.attend(part, lengths[max(1, n)], lengths[n + 1]) for n, part in enumerate(parts)]
+    return _Members(whole, lengths, list(parts), results)

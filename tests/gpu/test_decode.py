@@ -7,11 +7,11 @@ import torch
 
 from kvgen.errors import CacheMismatch
 from kvgen.runtime.calls import Variant
-from kvgen.verify.cache import ReferenceCache
 from kvgen.verify.data import learned_sinks
 from kvgen.verify.tolerance import relative_l2, tolerance
 from tests.gpu.oracle import agree, contents, filled, normal, with_new
 from tests.support.kernel_cases import KernelCase, variant
+from tests.support.reference import ReferenceCache
 
 DECODED = ("k4v4", "k8v8", "k2v2", "k4v4:token", "k4v4:bf16:page128", "k2v2:q3:kg32", "k4v4:h8/1", "k4v4:d64:h6/2")
 DRAFTS = (

@@ -14,7 +14,7 @@ from kvgen.arch import Target
 from kvgen.lower.backend import Source
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.lower.space import Parameter, SearchSpace
-from kvgen.measure.device import cold_bytes
+from kvgen.measure.timer import cold_bytes
 from kvgen.registry import Store
 from kvgen.spec import AnyWorkload, KernelSpec
 from kvgen.spec.dispatch import Tiling

@@ -6,8 +6,8 @@
     python -m tests.lives matrix --count 2000     # operations on a matrix, on the CPU and by CUDA's headers
     python -m tests.lives gpu --count 2000        # compiled CUDA and TileLang variants, on a GPU
 
-A number is a variant with some lives. On a GPU the lives are divided among `--variants`, the same of a seed on every machine, in which
-every feature of `cases.py` occurs several times; each lives in a process of its own, so that one that crashes or hangs loses no other.
+A number is a variant with some lives. On a GPU the lives are divided among `--variants`, the same of a seed on every machine; each lives in
+a process of its own, so that one that crashes or hangs loses no other.
 `--compile` puts them into the cache of compiled modules (`KVGEN_CACHE_DIR`), which needs nvcc and no GPU. A failure is printed with the
 command that repeats it. Exit code 1 where one failed, or none was lived.
 """
@@ -21,10 +21,9 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from textwrap import fill
 
 from kvgen.errors import KvgenError
-from tests.lives.cases import LEAST, LifeCase, counted, drawn_cases
+from tests.lives.cases import LifeCase, drawn_cases
 from tests.lives.emulated import emulated
 from tests.lives.matrix import matrix
 from tests.lives.run import Built, apart, cpu, lives, on_gpu
@@ -59,9 +58,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     if built is None:
         cases = drawn_cases(args.seed, args.variants)
         chosen = range(args.variants) if args.only is None else [args.only]
-        few = [name for name, number in counted(cases).items() if number < LEAST]
-        if few and args.only is None:
-            print(fill(f"in fewer than {LEAST} variants: {'; '.join(few)}", 140))
         if args.compile:
             return compile_all(cases, chosen, args.jobs)
         each = -(-count // len(chosen))

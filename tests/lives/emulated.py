@@ -12,12 +12,12 @@ import torch
 from kvgen.format.layout import PackedLayout
 from kvgen.format.window import first_held, window_places
 from kvgen.spec import KernelSpec
-from kvgen.verify.cache import ReferenceCache
 from kvgen.verify.quantize import torch_dtype
 from kvgen.verify.tolerance import Comparison
 from tests.lives.draw import CUDA, KINDS, dense, drawn_gpu_spec, drawn_query, drawn_schedule, drawn_sinks, drawn_tensor
 from tests.lives.life import require
 from tests.support.packed import meaningful_bytes, sequence_blocks
+from tests.support.reference import ReferenceCache
 from tests.unit.lower_cuda import emulate
 from tests.unit.lower_cuda.attend_checks import cached, cleared
 from tests.unit.lower_cuda.emulate_attend import Emulated, Step
@@ -180,5 +180,5 @@ class PackLife:
 
 def drawn_crop(draw: Random, held: ReferenceCache) -> torch.Tensor:
     """As many tokens as may be taken back of each sequence, or fewer: int32 [batch]."""
-    least = torch.maximum(held._least, held.lengths - held.rows.rollback).clamp(min=0)
+    least = torch.maximum(held.least, held.lengths - held.rows.rollback).clamp(min=0)
     return torch.tensor([draw.randint(0, n) for n in (held.lengths - least).tolist()], dtype=torch.int32)

@@ -12,12 +12,12 @@ from kvgen.errors import CacheMismatch
 from kvgen.format.window import first_held, window_places
 from kvgen.runtime.calls import Variant
 from kvgen.runtime.kvcache import KVCache, row_of
-from kvgen.verify.cache import ReferenceCache
 from kvgen.verify.calls import poison, poisoned
 from kvgen.verify.lives import restored
 from kvgen.verify.tolerance import Comparison, relative_l2, tolerance
 from tests.lives.draw import KINDS, drawn_query, drawn_sinks, drawn_tensor
 from tests.support.packed import meaningful_bytes, sequence_blocks
+from tests.support.reference import ReferenceCache
 
 CALLS = 9
 REPLAYS = 3
@@ -223,7 +223,7 @@ class Life:
         self.caches[0].reorder(index)
         self.longest = [self.longest[b] for b in index]
         for reference in self.references:
-            for tensor in (reference.lengths, reference.blocks, reference._least, *reference._given, *reference._read):
+            for tensor in (reference.lengths, reference.flushed, reference.least, *reference.given):
                 tensor.copy_(tensor[index])
 
     def row(self) -> None:
@@ -404,7 +404,7 @@ class Life:
         for b in rows:
             self.longest[b] = 0
             for reference in self.references:
-                reference.lengths[b] = reference.blocks[b] = reference._least[b] = 0
+                reference.lengths[b] = reference.flushed[b] = reference.least[b] = 0
 
     def _caches(self, layers: int) -> list[KVCache]:
         """Poisoned caches; pages are shuffled among others."""

@@ -23,8 +23,7 @@ from pathlib import Path
 import yaml
 
 from kvgen.lower.template import reached_headers
-from kvgen.measure.device import fingerprint
-from kvgen.measure.measurement import Job, Measurement, TimingPolicy
+from kvgen.measure.measurement import Job, Measurement, TimingPolicy, fingerprint
 from kvgen.measure.worker import Worker
 from kvgen.toolchain import Artifact, ArtifactCache, build
 from kvgen.verify import CheckPolicy

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvgen.format.layout import Order, PackedLayout, packed_layout
 from kvgen.spec import KernelSpec, Workload, load_spec
-from kvgen.verify.plan import PlanShape
+from tests.support.plan import PlanShape
 
 
 def base(**sections: Any) -> dict[str, Any]:

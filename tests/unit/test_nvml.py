@@ -33,7 +33,7 @@ def nvml(*names: str, broken: bool = False) -> SimpleNamespace:
         NVMLError=NVMLError, nvmlInit=start, nvmlShutdown=lambda: None, nvmlDeviceGetCount=lambda: len(names),
         nvmlDeviceGetHandleByIndex=find, nvmlDeviceGetHandleByUUID=find,
         nvmlDeviceGetUUID=lambda handle: handle,
-        nvmlDeviceGetName=lambda handle: handle.encode(), nvmlSystemGetDriverVersion=lambda: "580.1",
+        nvmlDeviceGetName=lambda handle: handle, nvmlSystemGetDriverVersion=lambda: "580.1",
     )  # fmt: skip
 
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from kvgen.errors import UnsupportedError
-from kvgen.verify.cache import ReferenceCache
 from tests.support.models import FAMILIES, SLIDING, WINDOW, generated, model_of, padded, plain, random_ids, stock_of
+from tests.support.reference import ReferenceCache
 
 pytest.importorskip("transformers")
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from kvgen.lower.cpu.lowering import WORKERS
 from kvgen.runtime.calls import Variant
 from kvgen.spec import KernelSpec
-from kvgen.verify.plan import PlanShape, make_plan, read_plan, written_plan
 from tests.support.cpu import spec_of, variant
+from tests.support.plan import PlanShape, make_plan, read_plan, written_plan
 from tests.support.specs import lengths_up_to
 
 BLOCK, CHUNK, SPLIT, BIG = 32, 128, 1024, 1 << 20

@@ -16,10 +16,10 @@ from kvgen.lower.schedule import Params, Schedule, layout_of
 from kvgen.runtime.calls import Variant
 from kvgen.runtime.module import load
 from kvgen.toolchain import build
-from kvgen.verify.cache import ReferenceCache
 from kvgen.verify.data import normal
 from kvgen.verify.tolerance import relative_l2, tolerance
 from tests.support.cpu import spec_of as cpu_spec
+from tests.support.reference import ReferenceCache
 from tests.unit.lower_cuda import emulate_attend
 from tests.unit.lower_cuda.emulate_attend import Emulated, Step, launch
 from tests.unit.lower_cuda.page_example import WORDS, alibi, with_alibi

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from kvgen.format.window import window_places
-from kvgen.verify.cache import ReferenceCache
 from kvgen.verify.data import normal, structured
 from kvgen.verify.tolerance import relative_l2, tolerance
 from tests.support.packed import meaningful_bytes, sequence_blocks
+from tests.support.reference import ReferenceCache
 from tests.unit.lower_cuda.emulate_attend import Emulated, Step, packed_cache
 
 

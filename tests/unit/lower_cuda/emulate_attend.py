@@ -15,9 +15,9 @@ from kvgen.lower.cuda.backend import source
 from kvgen.lower.cuda.shared import runs
 from kvgen.lower.schedule import Params, Value
 from kvgen.spec import KernelSpec
-from kvgen.verify.cache import ReferenceCache
 from kvgen.verify.calls import Form, laid_out
-from kvgen.verify.plan import WORK_TILE, PlanShape, WorkTile, make_plan, written_plan
+from tests.support.plan import WORK_TILE, PlanShape, WorkTile, make_plan, written_plan
+from tests.support.reference import ReferenceCache
 from tests.unit.lower_cuda.emulate import library, part_of_wider
 
 CALLS = """

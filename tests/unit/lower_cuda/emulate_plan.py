@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from kvgen.verify.plan import HEADER, Plan, PlanShape, make_plan, read_plan, written_plan
+from tests.support.plan import HEADER, Plan, PlanShape, make_plan, read_plan, written_plan
 from tests.unit.lower_cuda.emulate import library
 
 NO_LIMIT = 2**30

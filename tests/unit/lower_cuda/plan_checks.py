@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvgen.verify.plan import PlanShape
+from tests.support.plan import PlanShape
 from tests.unit.lower_cuda.emulate_plan import NO_LIMIT, Planner, advanced, cropped, differences, sparse, unlike
 
 Case = tuple[PlanShape, list[int], int, bool]

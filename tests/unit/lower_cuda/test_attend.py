@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from benchmarks.gpu_words import spec_of, workload_of
 from kvgen.lower.schedule import Value
-from kvgen.verify.cache import ReferenceCache
 from kvgen.verify.data import normal
 from kvgen.verify.tolerance import relative_l2, tolerance, worst_relative_l2
 from tests.support.packed import sequence_blocks
+from tests.support.reference import ReferenceCache
 from tests.unit.lower_cuda.attend_checks import agree, cached, cleared, fresh, reference
 from tests.unit.lower_cuda.emulate_attend import Emulated, Step, launch
 
@@ -170,7 +170,7 @@ def test_tokens_are_taken_back_and_appended_anew(kernel: Make, name: str, planne
         agree(step, held.decode(q, *new, sinks=sinks))
         cached(step, held, before, held.lengths.tolist())
         taken = torch.randint(0, 7, (len(before),), generator=random) if number else torch.full((len(before),), most)
-        held.crop(torch.minimum(taken, held.lengths - held._least.clamp(min=0)).clamp(min=0).to(torch.int32))
+        held.crop(torch.minimum(taken, held.lengths - held.least.clamp(min=0)).clamp(min=0).to(torch.int32))
 
 
 @by_scheduler

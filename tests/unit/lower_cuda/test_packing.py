@@ -15,11 +15,11 @@ from kvgen.format.layout import PackedLayout, Which, packed_layout
 from kvgen.format.places import boost_index_offsets, code_bits, param_offsets
 from kvgen.format.residual import ResidualRows
 from kvgen.spec import KernelSpec
-from kvgen.verify.cache import ReferenceCache
 from kvgen.verify.data import normal
 from kvgen.verify.packing import pack_blocks, to_blocks, unpack_blocks
 from kvgen.verify.quantize import torch_dtype
 from tests.support.packed import hard_values, meaningful_bytes, sequence_blocks
+from tests.support.reference import ReferenceCache
 from tests.unit.lower_cuda.emulate import Cache, Emulated
 
 HEADS = 2

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvgen.arch import CTA_RESERVED, GPUS, Target
-from kvgen.verify.plan import read_plan
+from tests.support.plan import read_plan
 from tests.unit.lower_cuda.emulate import library
 from tests.unit.lower_cuda.emulate_plan import Planner
 from tests.unit.lower_cuda.plan_checks import FORTY, OfAnyPlanner, random_plans_agree

@@ -11,7 +11,7 @@ from kvgen.lower.schedule import Params, Schedule, Value
 from kvgen.lower.tilelang.backend import TileLangBackend
 from kvgen.lower.tilelang.sizes import Q_ROWS, sizes_of
 from kvgen.spec import KernelSpec
-from kvgen.verify.plan import PlanShape
+from tests.support.plan import PlanShape
 from tests.unit.lower_cuda.emulate import library
 from tests.unit.lower_cuda.emulate_attend import CALLS
 from tests.unit.lower_cuda.emulate_attend import Emulated as EmulatedAttend

@@ -11,10 +11,10 @@ import torch
 
 from benchmarks.gpu_words import spec_of, workload_of
 from kvgen.lower.schedule import Value
-from kvgen.verify.cache import ReferenceCache
 from kvgen.verify.data import normal
 from kvgen.verify.tolerance import relative_l2, tolerance
 from tests.support.kernel_cases import needs_tilelang
+from tests.support.reference import ReferenceCache
 from tests.unit.lower_cuda.attend_checks import agree, cached, cleared, fresh, reference
 from tests.unit.lower_cuda.emulate_attend import Step
 from tests.unit.lower_tilelang.emulate import Emulated, schedule

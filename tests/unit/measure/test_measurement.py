@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from kvgen.errors import MeasureError
-from kvgen.measure.measurement import Job, Measurement, TimingPolicy, compare
+from kvgen.measure import measurement
+from kvgen.measure.measurement import Job, Measurement, TimingPolicy, compare, fingerprint
 from kvgen.spec import Workload
 from kvgen.verify import CheckPolicy
 from tests.support.naive import naive_schedule, naive_spec
@@ -20,7 +21,7 @@ GOOD = Measurement("ok", "", naive_schedule(), WORK, (3.0, 3.5, 4.0), 1.75, accu
 
 def test_jobs_and_measurements_cross_processes_as_json() -> None:
     timing = TimingPolicy(call="decode", read=True, threads=2)
-    job = Job(naive_spec(), naive_schedule(), "cpu", Path("/a/module.so"), WORK, CheckPolicy(seed=3), timing)
+    job = Job(naive_spec(), naive_schedule(), "cpu", Path("/a/module.so"), WORK, CheckPolicy(steps=5), timing)
     for one in (job, replace(job, workload=None, check=None, timing=None), GOOD, Measurement("crash", "it died")):
         assert type(one).from_json(json.loads(json.dumps(one.to_json()))) == one
     with pytest.raises(ValueError, match="kind: Input should be 'ok'"):
@@ -39,6 +40,17 @@ def test_a_sustained_workload_is_timed_under_load_unless_the_policy_says_for_how
     assert rested.under("rested") == rested
     assert rested.under("sustained").sustained_seconds > 0
     assert sustained.under("sustained") == sustained.under("rested") == sustained
+
+
+def test_a_cpu_is_told_by_its_facts(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = fingerprint("cpu")
+    assert facts == fingerprint("cpu") == json.loads(json.dumps(facts))
+    assert facts["kind"] == "cpu"
+    assert facts["name"]
+    monkeypatch.setattr(measurement, "cpu_features", lambda: "flags: none")
+    monkeypatch.setenv("KVGEN_MACHINE", json.dumps({"cores": 64, "llc_bytes": 1 << 20}))
+    assert fingerprint("cpu")["features"] != facts["features"]
+    assert (fingerprint("cpu")["llc_bytes"], fingerprint("cpu")["cores"]) == (1 << 20, 64)
 
 
 def noisy(mean: float, count: int = 30, spread: float = 0.01, seed: int = 0) -> list[float]:

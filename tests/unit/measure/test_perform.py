@@ -29,6 +29,7 @@ def test_a_job_verifies_and_times_a_matrix_beside_a_copy() -> None:
         assert found.accuracy["relative_l2"] == 0
         assert 0.003 < found.accuracy["max_abs_error"] < 0.004
     assert stages[:5] == ["load", "reference", "reference", "verify", "time"]
+    assert stages[5] == "read", "whose memory is not the candidate's"
     assert [len(one.samples) for one in perform.perform_interleaved(jobs, 2, stages.append)] == [2, 2]
     assert isinstance(jobs[0].workload, MatrixShape)
 

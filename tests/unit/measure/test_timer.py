@@ -1,52 +1,44 @@
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Callable
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 
 from kvgen.errors import MeasureError
 from kvgen.measure import timer
 from kvgen.measure.measurement import TimingPolicy
-from kvgen.measure.timer import CpuTimer, CudaTimer
+from kvgen.measure.timer import CpuTimer, CudaTimer, cold_bytes
 
 
 class FakeClock:
     """A clock that only calls advance."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 0.0
-        self.waited = 0.0
+        self.now = self.waited = 0.0
         monkeypatch.setattr(timer.time, "perf_counter", lambda: self.now)
         monkeypatch.setattr(timer, "waiting_seconds", lambda: self.waited)
 
-    def call(self, seconds: float, log: list[float] | None = None):
+    def call(self, seconds: float, log: list[float]):
         def run() -> None:
             self.now += seconds
-            if log is not None:
-                log.append(seconds)
+            log.append(seconds)
 
         return run
 
 
-def test_times_are_microseconds_per_call(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("seconds", "policy", "least"), [(0.002, TimingPolicy(seconds=0.02), 8), (1e-5, TimingPolicy(samples=8), 400)])
+def test_times_are_microseconds_per_call_and_short_calls_are_timed_several_at_once(monkeypatch, seconds, policy, least) -> None:
+    logs: list[list[float]] = [[], []]
     clock = FakeClock(monkeypatch)
-    samples = CpuTimer().time([clock.call(0.002)], TimingPolicy(seconds=0.02, samples=8))
-    assert samples == pytest.approx([2000.0] * 8)
-
-
-def test_short_calls_are_timed_several_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = FakeClock(monkeypatch)
-    log: list[float] = []
-    samples = CpuTimer().time([clock.call(1e-5, log)], TimingPolicy(warmup_seconds=1e-4, samples=10))
-    assert samples == pytest.approx([10.0] * 10)
-    assert len(log) >= 10 * 50
-
-
-def test_calls_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = FakeClock(monkeypatch)
-    logs: list[list[float]] = [[], [], []]
-    CpuTimer().time([clock.call(0.001, log) for log in logs], TimingPolicy(seconds=0.03, warmup_seconds=0.0, samples=30))
-    assert {len(log) for log in logs} == {11}
+    samples = CpuTimer().time([clock.call(seconds, log) for log in logs], policy)
+    assert samples == pytest.approx([seconds * 1e6] * len(samples))
+    assert len(samples) >= 5
+    assert len(logs[0]) + len(logs[1]) >= least
+    assert abs(len(logs[0]) - len(logs[1])) <= 2, "calls take turns"
 
 
 def test_samples_that_waited_for_a_cpu_are_retaken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,6 +86,45 @@ def test_a_burst_rests_as_long_as_it_runs_and_counts_the_second_run(
     assert log == wanted
 
 
-def test_samples_fit_into_the_time_of_a_policy() -> None:
-    policy = TimingPolicy(seconds=0.06, samples=15)
-    assert [timer.wanted_samples(policy, each) for each in (0.002, 0.008, 1.0)] == [15, 7, timer.MIN_SAMPLES]
+@pytest.mark.parametrize("llc", [1 << 20, 32 << 20, 480 << 20])
+def test_inputs_rotate_past_the_last_cache(monkeypatch: pytest.MonkeyPatch, llc: int) -> None:
+    monkeypatch.setenv("KVGEN_MACHINE", json.dumps({"llc_bytes": llc}))
+    assert cold_bytes("cpu") > llc
+    monkeypatch.setattr("torch.cuda.current_device", lambda: 0)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: SimpleNamespace(L2_cache_size=llc))
+    assert cold_bytes("cuda") >= 20 * llc
+
+
+class Nvml:
+    """700 W at 1,500 MHz once the clock has fallen from 1,980; 650 W in the average over a second."""
+
+    NVML_CLOCK_SM = 1
+    NVML_FI_DEV_POWER_INSTANT = 186
+
+    def __init__(self, instant: bool = True) -> None:
+        self.asked, self.instant = 0, instant
+
+    def nvmlDeviceGetFieldValues(self, handle, fields):
+        return [SimpleNamespace(nvmlReturn=0 if self.instant else 3, value=SimpleNamespace(uiVal=700_000))]
+
+    def nvmlDeviceGetPowerUsage(self, handle):
+        return 650_000
+
+    def nvmlDeviceGetClockInfo(self, handle, which):
+        self.asked += 1
+        return 1980 if self.asked == 1 else 1500
+
+
+@pytest.mark.parametrize(("nvml", "wanted"), [(Nvml(), (700.0, 1500.0)), (Nvml(instant=False), (650.0, 1500.0)), (None, (None, None))])
+def test_the_settled_half_of_the_readings_of_power_and_clock_counts(monkeypatch: pytest.MonkeyPatch, nvml, wanted) -> None:
+    @contextmanager
+    def opened():
+        yield None if nvml is None else (nvml, "handle")
+
+    monkeypatch.setattr(timer, "nvml_device", opened)
+    monkeypatch.setattr(timer, "ask", lambda function, *args: function(*args))
+    monkeypatch.setattr(timer, "POLL_SECONDS", 0.001)
+    with timer.metered() as found:
+        while nvml is not None and nvml.asked < 4:
+            time.sleep(0.001)
+    assert (found.watts, found.clock_mhz) == wanted

@@ -11,10 +11,10 @@ from kvgen.runtime.calls import Variant
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.module import load
 from kvgen.verify.attention import attend
-from kvgen.verify.cache import ReferenceCache
 from kvgen.verify.tolerance import relative_l2, tolerance
 from tests.support.cpu import spec_of, variant
 from tests.support.naive import BLOCK, naive_artifact, naive_spec
+from tests.support.reference import ReferenceCache
 
 BLOCK_32 = (("block", 32),)
 SPECS = {

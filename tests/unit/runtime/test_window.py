@@ -9,10 +9,10 @@ from kvgen.format.window import first_held, window_places
 from kvgen.runtime import extend
 from kvgen.runtime.calls import Variant
 from kvgen.spec import KernelSpec
-from kvgen.verify.cache import ReferenceCache
 from kvgen.verify.calls import poison
 from kvgen.verify.tolerance import relative_l2, tolerance
 from tests.support.cpu import spec_of, variant
+from tests.support.reference import ReferenceCache
 from tests.unit.runtime.test_extend import normal, stand_in
 
 BLOCK_32 = (("block", 32),)

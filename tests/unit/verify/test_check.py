@@ -17,7 +17,7 @@ from kvgen.verify.calls import CallCheck
 from kvgen.verify.check import WorkloadCaches, WorkloadCheck, check, unequal
 from kvgen.verify.lives import Lives
 from kvgen.verify.sizes import Crowd, Far
-from kvgen.verify.steps import ExtendSteps, PlannedSteps, StaticSteps
+from kvgen.verify.steps import Steps
 from tests.support.cpu import spec_of as quantized
 from tests.support.cpu import variant as compiled
 from tests.support.naive import naive_variant
@@ -103,10 +103,10 @@ def touches_the_full(f, lengths, plan, q_len, append, skip_empty, limit, overflo
 @pytest.mark.parametrize(
     ("kind", "function", "fault", "message"),
     [
-        (Lives, "attend", after(lambda *args: args[OUT].mul_(1.001)), "attend of ragged: relative l2 is"),
-        (Lives, "attend", skips_last_head, "attend of ragged: relative l2 is inf"),
+        (Lives, "attend", after(lambda *args: args[OUT].mul_(1.001)), "attend of ragged, form 1: relative l2 is"),
+        (Lives, "attend", skips_last_head, "attend of ragged, form 1: relative l2 is inf"),
         (Lives, "attend", after(noise), "the same inputs gave other bits"),
-        (Lives, "attend", after(wrong_lse), "attend of ragged: lse error is"),
+        (Lives, "attend", after(wrong_lse), "attend of ragged, form 1: lse error is"),
         (Lives, "attend", after(finite_lse_of_nothing), "LSE of a query that sees nothing is not -inf"),
         (Lives, "attend", after(lambda *args: args[OUT].add_(args[2].sum() * 0)), "relative l2 is inf"),  # reads what was never written
         (Lives, "attend", after(lambda *args: args[OUT][:, 1:].mul_(1.1)), "relative l2"),  # of two query tokens
@@ -115,15 +115,15 @@ def touches_the_full(f, lengths, plan, q_len, append, skip_empty, limit, overflo
         (Lives, "decode", after(larger_without_lse), "relative l2"),
         (Lives, "decode", replaced(14, 32**-0.5), "relative l2"),  # the default scale
         (Lives, "unpack", after(lambda *args: args[6][0, -1].fill_(1.0)), "positions that the cache does not hold were written"),
-        (ExtendSteps, "decode", after(lambda *args: args[OUT + 2][:, 64:65].fill_(0)), "decode of 72 tokens"),
-        (PlannedSteps, "plan", replaced(5, NO_LIMIT), "is not refused"),
-        (PlannedSteps, "plan", replaced(4, 0), "step 1 over a plan"),  # empty sequences are in the plan
-        (PlannedSteps, "plan", touches_the_full, "is not refused"),
-        (PlannedSteps, "advance", replaced(3, NO_LIMIT), "is not refused"),
-        (PlannedSteps, "advance", advances_empty, "lengths are"),
-        (PlannedSteps, "decode", replaced(-1, 1), "lengths are"),  # advances in every layer
-        (StaticSteps, "decode", replaced(16, NO_LIMIT), "is not refused"),
-        (StaticSteps, "decode", replaced(-1, 0), "lengths are"),
+        (Steps, "decode", after(lambda *args: args[OUT + 2][:, 64:65].fill_(0)), "decode of 72 tokens"),
+        (Steps, "plan", replaced(5, NO_LIMIT), "is not refused"),
+        (Steps, "plan", replaced(4, 0), "step 1 over a plan"),  # empty sequences are in the plan
+        (Steps, "plan", touches_the_full, "is not refused"),
+        (Steps, "advance", replaced(3, NO_LIMIT), "is not refused"),
+        (Steps, "advance", advances_empty, "lengths are"),
+        (Steps, "decode", replaced(-1, 1), "lengths are"),  # advances in every layer
+        (Steps, "decode", replaced(16, NO_LIMIT), "is not refused"),
+        (Steps, "decode", replaced(-1, 0), "lengths are"),
         (Crowd, "pack", after(lambda *args: args[6][1100:].sub_(1)), "attend over 1203 sequences: relative l2"),
         (Far, "attend", after(lambda *args: args[OUT].nan_to_num_(0.0)), "a NaN in q: output that sees it is a number"),
         (Far, "attend", after(spreads_nan), "a NaN in q: output that does not see it has other bits"),

@@ -8,7 +8,7 @@ from itertools import groupby, pairwise
 
 from hypothesis import given
 
-from kvgen.verify.plan import HeadLoad, Plan, PlanShape, Row, WorkTile, make_plan, read_plan, written_plan
+from tests.support.plan import HeadLoad, Plan, PlanShape, Row, WorkTile, make_plan
 from tests.support.specs import planned_steps
 
 Step = tuple[PlanShape, list[int], int, bool]
@@ -69,24 +69,6 @@ def test_slots_are_unique_and_those_of_a_head_follow_one_another(step: Step) -> 
         assert all(before.end == after.first for before, after in pairwise(tiles))
 
 
-@given(planned_steps())
-def test_empty_and_overflowing_sequences_are_listed(step: Step) -> None:
-    shape, lengths, limit, skip_empty = step
-    plan = make_plan(shape, lengths, limit, skip_empty)
-    skipped = skip_empty or shape.fresh == 0
-    assert plan.empty == tuple(b for b, n in enumerate(lengths) if n == 0 and skipped)
-    assert plan.overflowing == tuple(b for b, n in enumerate(lengths) if b not in plan.empty and n + shape.fresh > limit)
-
-
-@given(planned_steps())
-def test_a_plan_is_read_back_as_it_was_written(step: Step) -> None:
-    shape, lengths, limit, skip_empty = step
-    plan = make_plan(shape, lengths, limit, skip_empty)
-    numbers = written_plan(shape, plan)
-    assert len(numbers) == shape.size
-    assert read_plan(shape, numbers) == Plan(plan.workers, plan.empty, ())
-
-
 def loads(*tiles: int) -> list[HeadLoad]:
     """Of sequences of four heads, without a residual."""
     return [HeadLoad(count, 0) for count in tiles for _ in range(4)]
@@ -102,12 +84,6 @@ def test_heads_have_ranges_of_their_own_where_that_makes_ranges_shorter() -> Non
         [(0, 0, 0, 1)], [(0, 1, 0, 1)], [(0, 2, 0, 1)], [(0, 3, 0, 1)], [(1, 0, 0, 4)], [(1, 0, 4, 8)],
         [(1, 1, 0, 4)], [(1, 1, 4, 8)], [(1, 2, 0, 4)], [(1, 2, 4, 8)], [(1, 3, 0, 4)], [(1, 3, 4, 8)],
     ]  # fmt: skip
-
-
-def test_ranges_are_shared_where_starting_on_a_head_costs_nothing_or_heads_are_long() -> None:
-    shape = PlanShape(2, 4, 12, tile_tokens=128, block_tokens=128, head_cost=0, least_tiles=1)
-    assert shape.row(loads(1, 8)).shared
-    assert replace(shape, head_cost=3).row(loads(100, 160)) == Row(89, 3, True)
 
 
 def test_unquantized_tokens_count_where_their_head_ends() -> None:

@@ -9,8 +9,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kvgen.spec import BoostSpec, KeySpec, QuantSpec
+from kvgen.verify import matrix
 from kvgen.verify.quantize import Quantized, dequantize, param_dtype, quantize, spread, store
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
@@ -144,3 +146,31 @@ def test_boosted_channels_are_what_four_bits_give_and_the_others_what_two_give()
         assert torch.equal(dequantize(q, key)[chosen], dequantize(quantize(x, plain), plain)[chosen])
     assert int(q.codes[mask].max()) > 3
     assert int(q.codes[~mask].max()) <= 3
+
+
+# --- divisors ----------------------------------------------------------------------------------------------------------
+
+
+class Divisors(TorchDispatchMode):
+    """Records what tensors are divided by."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket in (torch.ops.aten.div, torch.ops.aten.div_, torch.ops.aten.true_divide):
+            self.found.append(args[1])
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("zero", [True, False])
+def test_the_reference_divides_by_tensors(zero: bool) -> None:
+    """On a GPU, torch multiplies by the rounded reciprocal of a number, which gives other bits than a division."""
+    x = matrix.uniform(128, 16, torch.float32, "cpu")
+    with Divisors() as divisors:
+        matrix.codes(x, matrix.scales(x))
+        quantize(x, QuantSpec(bits=4, axis="channel", group=32, zero=zero))
+        boosted(x, 0.25, "mean_abs")
+    assert len(divisors.found) >= 6
+    assert all(isinstance(one, torch.Tensor) for one in divisors.found)
