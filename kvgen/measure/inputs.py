@@ -12,6 +12,7 @@ from kvgen.format.sizes import must_read, timed_lengths
 from kvgen.lower.matrix import ELEMENT_BYTES
 from kvgen.measure.measurement import Load, TimingPolicy
 from kvgen.measure.timer import cold_bytes, timer_for
+from kvgen.runtime.calls import Variant
 from kvgen.runtime.matrix import MatrixVariant
 from kvgen.spec import MatrixShape, MatrixSpec, Workload
 from kvgen.verify import matrix as reference

@@ -38,7 +38,7 @@ _kept: dict[Hashable, Any] = {}
 def perform(job: Job, stage: Stage) -> Measurement:
     """Do a job; exceptions of the candidate become its measurement."""
     accuracy: dict[str, float] = {}
-    checks: list[Check] = []
+    at_workload: Check | None = None
 
     def verify(check: Check) -> None:
         stage("reference")
@@ -46,7 +46,6 @@ def perform(job: Job, stage: Stage) -> Measurement:
         stage("verify")
         check.run()
         _settle(job)
-        checks.append(check)
 
     found = Measurement("ok", accuracy=accuracy)
     try:
@@ -59,7 +58,8 @@ def perform(job: Job, stage: Stage) -> Measurement:
             stage("reference")
             inputs = _kept_inputs(candidate, job)
             if job.check is not None:
-                verify(candidate.check_at(inputs, accuracy))
+                at_workload = candidate.check_at(inputs, accuracy)
+                verify(at_workload)
             if job.timing is not None:
                 stage("time")
                 samples, power = candidate.time(inputs, job.timing)
@@ -67,15 +67,15 @@ def perform(job: Job, stage: Stage) -> Measurement:
                 if job.timing.read:
                     stage("read")
                     found = replace(found, read_us=candidate.read_us(inputs, job.timing))
-                stage("verify")
-                for check in checks:
-                    check.again()
+                if at_workload is not None:
+                    stage("verify")
+                    at_workload.again()
         _settle(job)
     except Exception as error:
         return _failed(error, accuracy)
     finally:
-        for check in checks:
-            check.close()
+        if at_workload is not None:
+            at_workload.close()
     return found
 
 

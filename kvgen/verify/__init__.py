@@ -22,7 +22,7 @@ class CheckPolicy:
 
 
 class Check:
-    """A part of the verification of one variant: `prepare`, then `run`; `again` after timing, in the end `close`."""
+    """A part of the verification of one variant: `prepare`, then `run`; at a workload, `again` after timing, and in the end `close`."""
 
     def prepare(self) -> None:
         """Compute what is expected, unless it is kept from another variant."""

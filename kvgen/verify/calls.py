@@ -16,7 +16,7 @@ import torch
 
 from kvgen.errors import CheckError
 from kvgen.format.residual import residual_rows
-from kvgen.format.window import window_places
+from kvgen.format.window import first_held, window_places
 from kvgen.lower.gpu import MAX_QUERIES
 from kvgen.runtime.calls import Variant
 from kvgen.runtime.executable import Plan
@@ -150,6 +150,36 @@ class CallCheck(Check):
     def laid_out(self, new: Pair, number: int) -> Pair:
         """K and V in layouts that differ."""
         return laid_out(new[0], number, self.device), laid_out(new[1], number + 1, self.device)
+
+    def poisoned_cache(self, batch: int, max_len: int) -> KVCache:
+        """A cache whose memory is all NaN. Pages are shuffled, with gaps between them and a page of NaN before the first, where index -1 (a
+        missing page) would read; the block table is a part of a wider one.
+        """
+        page, table, pages = self.spec.cache.page, None, None
+        if page is not None:
+            need = -(-max_len // page)
+            pages = 2 * batch * need
+            order = torch.randperm(pages, generator=torch.Generator().manual_seed(0)).to(torch.int32)
+            wide = torch.full((batch, 2 * need + 1), int(order[-1]), dtype=torch.int32, device=self.device)
+            table = wide[:, :need]
+            table.copy_(order[: batch * need].reshape(batch, need))
+        cache = self.variant.new_cache(batch, max_len, self.device, table, pages)
+        if pages is not None:
+            cache.packed = cache.packed.new_full((pages + 1, *cache.packed.shape[1:]), NAN_BYTE)[1:]
+        return poison(cache)
+
+    def same_contents(self, where: str, got: Pair, want: Pair, lengths: Sequence[int]) -> torch.Tensor:
+        """K and V that a cache unpacks to, [batch, tokens, kv_heads, head_dim], up to each length: a contiguous cache with a sliding window
+        forgets what the window has passed. Returns which positions it does not hold, bool [batch, tokens].
+        """
+        tokens = min(got[0].shape[1], want[0].shape[1])
+        gone = torch.tensor([first_held(self.spec, self.block, length) * self.block for length in lengths], device=self.device)
+        token, end = torch.arange(got[0].shape[1], device=self.device), torch.tensor(lengths, device=self.device)
+        past = (token >= end.unsqueeze(1)) | (token < gone.unsqueeze(1))
+        for name, *pair in zip(("K", "V"), got, want, strict=True):
+            mine, right = (x[:, :tokens].masked_fill(past[:, :tokens, None, None], 0.0) for x in pair)
+            self.comparison.sequences("unpack", f"unpacked {name} {where}", mine, right)
+        return past
 
     def schedulers(self) -> tuple[tuple[str, bool], ...]:
         """On a GPU both must give the same numbers, for all lengths; whether the host takes all lengths for equal."""

@@ -92,7 +92,6 @@ class MatrixCheck(Check):
         self.variant, self.device, self.policy = variant, device, policy or CheckPolicy()
         self.accuracy = {} if accuracy is None else accuracy
         self.accuracy["relative_l2"] = 0.0  # which the reference is reproduced with; the rest are the metrics of `errors`
-        self._last: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def run(self) -> None:
         """All shapes, each with its own scales, and with scales that are too small. Raises CheckError at the first wrong number."""
@@ -101,12 +100,6 @@ class MatrixCheck(Check):
                 self._matrix(f"{tokens}x{channels}, {name}", x)
         if self.device == "cuda":
             self._replayed()
-
-    def again(self) -> None:
-        """Raises CheckError if the last call of `run` now gives other bits."""
-        if self._last is not None:
-            x, want = self._last
-            same_bits("after timing", "code", self.variant.quantize(x)[0], want)
 
     def _matrices(self, tokens: int, channels: int, gap: int) -> Iterator[tuple[str, torch.Tensor]]:
         dtype, device = self.variant.dtype, self.device
@@ -129,7 +122,6 @@ class MatrixCheck(Check):
             want = codes(x, given)
             self._written(f"codes of {where}", want, partial(self.variant.quantize, x, given))
             self._written(f"read back {where}", dequantized(want, scale, x.dtype), partial(self.variant.dequantize, want, scale))
-        self._last = x, want
 
     def _written(self, where: str, want: torch.Tensor, call: Callable[[torch.Tensor], object]) -> None:
         """Run a call that writes a matrix, into memory with gaps between rows and around them, several times."""

@@ -252,21 +252,15 @@ class Crowd(SizeCheck):
             cache.crop(1)
             self.same_lengths(f"a crop of {batch} sequences", cache, [length - 1 for length in lengths[3]])
             cache.lengths.copy_(torch.tensor(lengths[3]))
-        self._unpack(cache, members, index, chosen[-DIFFERENT:])
-
-    def _unpack(self, cache: KVCache, members: _Members, index: torch.Tensor, chosen: torch.Tensor) -> None:
-        """What some of the sequences unpack to."""
-        others = torch.ones(cache.batch, dtype=torch.bool, device=self.device)
+        chosen = chosen[-DIFFERENT:]
+        others = torch.ones(batch, dtype=torch.bool, device=self.device)
         others[chosen] = False
         cache.lengths.masked_fill_(others, 0)
-        ends = members.lengths[-1]
-        read = members.whole.seen(ends)
-        past = torch.arange(read[0].shape[1], device=self.device) >= torch.tensor(ends, device=self.device).unsqueeze(1)
-        shape = (cache.batch, *read[0].shape[1:])
+        shape = (batch, max(lengths[3]), *new[0][0].shape[2:])
         got = self.variant.unpack(cache, *(reserved(shape, self.variant.dtype, self.device) for _ in range(2)))
-        for name, mine, want in zip(("K", "V"), got, read, strict=True):
-            right = want.masked_fill(past[..., None, None], 0.0)[index[chosen]]
-            self.comparison.sequences("unpack", f"unpacked {name} of {cache.batch} sequences", mine[chosen], right)
+        want_k, want_v = members.whole.seen(members.lengths[-1])
+        pair, ends = (want_k[index[chosen]], want_v[index[chosen]]), [lengths[3][n] for n in chosen.tolist()]
+        self.same_contents(f"of {batch} sequences", (got[0][chosen], got[1][chosen]), pair, ends)
 
     def _cache(self, longest: int) -> KVCache:
         """Zeros, of as many sequences as there is room for; pages lie backwards."""

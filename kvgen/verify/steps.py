@@ -15,11 +15,10 @@ from typing import TypeVar
 import torch
 
 from kvgen.errors import CacheMismatch, CheckError
-from kvgen.format.window import first_held
 from kvgen.lower.modifier import extend_refusal
 from kvgen.runtime.kvcache import KVCache
 from kvgen.verify.cache import WholeSequences
-from kvgen.verify.calls import NAN_BYTE, CallCheck, Output, Pair, form, poison, query_lengths
+from kvgen.verify.calls import CallCheck, Output, Pair, form, poison, query_lengths
 from kvgen.verify.data import normal
 
 T = TypeVar("T")
@@ -53,7 +52,7 @@ class Steps(CallCheck):
         limit = begin + 3 * block + 7
         lengths = [limit - q_len, 0, self.unpacked + block - 1, begin + 2 * block + 5, 1, limit - 2 * q_len, 0]
         layers = [self._layer(len(lengths), limit, seed) for seed in range(1, LAYERS + 1)]
-        first = self._cache(len(lengths), limit)
+        first = self.poisoned_cache(len(lengths), limit)
         caches = [first, *(poison(self.variant.new_cache(like=first)) for _ in range(LAYERS - 1))]
         for cache, (whole, _) in zip(caches, layers, strict=True):
             self.variant.prefill(cache, *whole.new([0] * len(lengths), max(lengths)), lengths, advance=False)
@@ -76,7 +75,7 @@ class Steps(CallCheck):
             self.same_lengths(f"end of {where}", first, after)
             lengths = after
         for cache, (whole, _) in zip(caches, layers, strict=True):
-            self._contents("after steps over a plan", cache, whole, lengths)
+            self.same_contents("after steps over a plan", self.variant.unpack(cache), whole.seen(lengths), lengths)
         first.reset([2])
         lengths[2] = 0
         self._drop_unseen_pages(first, lengths)
@@ -91,7 +90,7 @@ class Steps(CallCheck):
         full = -(-self.passed // block) * block + 2 * block + self.unpacked
         length, limit = full - 2 * q_len, full + q_len
         whole, queries = self._layer(BATCH, limit, 9)
-        cache = self._cache(BATCH, limit)
+        cache = self.poisoned_cache(BATCH, limit)
         self.variant.prefill(cache, *whole.new([0] * BATCH, length))
         cache.sequences.captured = True
         for step in range(STEPS + 1):
@@ -107,7 +106,7 @@ class Steps(CallCheck):
             self._compare(where, found, whole.attend(q, lengths, [length] * BATCH), range(BATCH) if overflow else ())
             self.same_lengths(where, cache, [length] * BATCH)
         lengths = [length] * BATCH
-        self._contents("after steps of equal lengths", cache, whole, lengths)
+        self.same_contents("after steps of equal lengths", self.variant.unpack(cache), whole.seen(lengths), lengths)
         self._drop_unseen_pages(cache, lengths)
         plan = self.variant.plan(cache, q_len, append=False, uniform=True)
         self._compare("attend of equal lengths", self.call(cache, queries[-1], plan=plan), whole.attend(queries[-1], lengths, lengths))
@@ -117,7 +116,7 @@ class Steps(CallCheck):
         lengths = [self.unpacked + self.block + 5, 3]
         after = [length + EXTEND_TOKENS for length in lengths]
         whole, _ = self._layer(len(lengths), max(after), 11)
-        cache = self._cache(len(lengths), max(after))
+        cache = self.poisoned_cache(len(lengths), max(after))
         self.variant.prefill(cache, *whole.new([0] * len(lengths), max(lengths)), lengths)
         q = normal(self.spec, len(lengths), 1, q_len=EXTEND_TOKENS, seed=12).q.to(self.device)
         rounded = q.dtype if self.gpu else None  # torch's kernels read K and V in dtype
@@ -125,7 +124,7 @@ class Steps(CallCheck):
         found = self.formed(form(3), q, whole.new(lengths, EXTEND_TOKENS))(cache)
         self.comparison.output(where, *found, *whole.attend(q, lengths, after, rounded))
         self.same_lengths(where, cache, after)
-        self._contents(f"after a {where}", cache, whole, after)
+        self.same_contents(f"after a {where}", self.variant.unpack(cache), whole.seen(after), after)
         if not self.places:  # else the cache may not keep what so many see
             where = f"attend of {EXTEND_TOKENS} queries over {after} tokens"
             self.comparison.output(where, *self.formed(form(1), q)(cache), *whole.attend(q, after, after, rounded))
@@ -135,14 +134,6 @@ class Steps(CallCheck):
         inputs = normal(self.spec, batch, tokens, q_len=(STEPS + 2) * self.q_len, seed=seed)
         queries = [q.contiguous().to(self.device) for q in torch.split(inputs.q, self.q_len, dim=1)]
         return WholeSequences(self.spec, self.block, inputs.k.to(self.device), inputs.v.to(self.device)), queries
-
-    def _cache(self, batch: int, max_len: int) -> KVCache:
-        """A cache whose memory is all NaN, with another page of NaN before its first page, where index -1 (a missing page) would read."""
-        cache = self.variant.new_cache(batch, max_len, self.device)
-        if cache.block_table is not None:
-            pages, *page = cache.packed.shape
-            cache.packed = cache.packed.new_full((pages + 1, *page), NAN_BYTE)[1:]
-        return poison(cache)
 
     def _attempt(self, where: str, cache: KVCache, call: Callable[[], T], *, overflow: bool) -> T | None:
         """The result of a call, after which the host must learn whether a sequence had no room; on the CPU the call itself raises."""
@@ -169,17 +160,6 @@ class Steps(CallCheck):
             self.comparison.output(where, got[0][rows], None if got[1] is None else got[1][rows], want[0][rows], want[1][rows])
         if full and not bool(torch.isnan(got[0][list(full)]).all()):
             raise CheckError(f"{where}: the output of a sequence without room was written")
-
-    def _contents(self, where: str, cache: KVCache, whole: WholeSequences, lengths: Sequence[int]) -> None:
-        """K and V that the cache holds, up to each length: a contiguous cache with a sliding window forgets what the window has passed."""
-        got = self.variant.unpack(cache)
-        tokens = min(got[0].shape[1], whole.raw[0].shape[1])
-        gone = torch.tensor([first_held(self.spec, self.block, length) * self.block for length in lengths])
-        token = torch.arange(tokens)
-        past = ((token >= torch.tensor(lengths).unsqueeze(1)) | (token < gone.unsqueeze(1))).to(self.device)[..., None, None]
-        for name, *pair in zip(("K", "V"), got, whole.seen(lengths), strict=True):
-            mine, want = (x[:, :tokens].masked_fill(past, 0.0) for x in pair)
-            self.comparison.sequences("unpack", f"{where}: unpacked {name}", mine, want)
 
     def _drop_unseen_pages(self, cache: KVCache, lengths: Sequence[int]) -> None:
         """Remove the pages from the block table that lie entirely before the window of every query."""

@@ -3,7 +3,6 @@
     python -m tests.lives cpu --count 1500        # the CPU back end
     python -m tests.lives emulated --count 200    # CUDA's headers on the CPU; with --races also their data races
     python -m tests.lives tilelang --count 200    # TileLang's programs on the CPU
-    python -m tests.lives matrix --count 2000     # operations on a matrix, on the CPU and by CUDA's headers
     python -m tests.lives gpu --count 2000        # compiled CUDA and TileLang variants, on a GPU
 
 A number is a variant with some lives. On a GPU the lives are divided among `--variants`, the same of a seed on every machine; each lives in
@@ -25,13 +24,12 @@ from functools import partial
 from kvgen.errors import KvgenError
 from tests.lives.cases import LifeCase, drawn_cases
 from tests.lives.emulated import emulated
-from tests.lives.matrix import matrix
 from tests.lives.run import Built, apart, cpu, lives, on_gpu
 from tests.lives.tilelang import tilelang
 from tests.unit.lower_cuda import race_checks
 
 KINDS: dict[str, tuple[Built | None, int, int]] = {
-    "cpu": (cpu, 8, 1500), "emulated": (emulated, 5, 200), "tilelang": (tilelang, 8, 200), "matrix": (matrix, 12, 2000),
+    "cpu": (cpu, 8, 1500), "emulated": (emulated, 5, 200), "tilelang": (tilelang, 8, 200),
     "gpu": (None, 0, 2000),
 }  # fmt: skip
 """What builds a number's variant, lives of a number, and lives by default."""

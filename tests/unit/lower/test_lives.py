@@ -12,7 +12,6 @@ import pytest
 from kvgen.runtime.calls import Variant
 from tests.lives.emulated import emulated
 from tests.lives.life import Life
-from tests.lives.matrix import matrix
 from tests.lives.run import Built, cpu, lives
 
 
@@ -21,7 +20,6 @@ from tests.lives.run import Built, cpu, lives
     [
         (cpu, 1, 3),
         (cpu, 10, 3),
-        (matrix, 1, 2),
         pytest.param(emulated, 4, 2, marks=pytest.mark.slow),
     ],
 )
