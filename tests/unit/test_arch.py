@@ -1,4 +1,4 @@
-"""The table of architectures: what runs where."""
+"""The table of architectures: what a spec is built for here, and what runs where."""
 
 from __future__ import annotations
 
@@ -7,6 +7,24 @@ from typing import Any
 import pytest
 
 from kvgen.arch import cannot_run
+from kvgen.errors import ToolchainMissing
+from kvgen.spec import target
+
+
+@pytest.mark.parametrize(
+    ("capability", "expected"), [(None, "cpu"), ((8, 0), "sm80"), ((8, 7), "sm80"), ((8, 9), "sm89"), ((9, 0), "sm90")]
+)
+def test_native_is_the_gpu_or_the_cpu(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int] | None, expected: str) -> None:
+    monkeypatch.setattr(target, "gpu_capability", lambda: capability)
+    assert target.resolve("native") == expected
+    assert target.resolve("sm89") == "sm89"
+
+
+@pytest.mark.parametrize(("capability", "reason"), [((7, 5), "7.5, but kvgen needs 8.0"), ((10, 0), "10.0, which kvgen has no target")])
+def test_other_gpus_are_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], reason: str) -> None:
+    monkeypatch.setattr(target, "gpu_capability", lambda: capability)
+    with pytest.raises(ToolchainMissing, match=reason):
+        target.resolve("native")
 
 
 @pytest.mark.parametrize(

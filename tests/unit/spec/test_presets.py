@@ -21,19 +21,14 @@ HEADS = "attention: {q_heads: 8, kv_heads: 1, head_dim: 64}\n"
         ("int4-gqa-groupwise", (4, "token", 32, True), (4, "token", 32, True)),
         ("int8-per-channel", (8, "channel", 128, False), (8, "channel", 128, False)),
         ("kivi-int2", (2, "channel", 32, True), (2, "token", 32, True)),
+        ("kitty", (2, "channel", 128, True), (2, "token", 128, True)),
     ],
 )
 def test_formats(name: str, key: tuple[int, str, int, bool], value: tuple[int, str, int, bool]) -> None:
     spec = presets()[name]
     assert [(q.bits, q.axis, q.group, q.zero) for q in (spec.key, spec.value)] == [key, value]
+    assert (spec.key.boost.fraction, spec.cache.sink, spec.cache.local) == ((0.125, 32, 128) if name == "kitty" else (0.0, 0, 0))
     assert spec.attention.dtype == ("bfloat16" if "gqa" in name else "float16")
-
-
-@pytest.mark.parametrize(("name", "fraction"), [("kitty", 0.125), ("kitty-pro", 0.25)])
-def test_kitty_boosts_channels_and_keeps_sink_and_local_tokens(name: str, fraction: float) -> None:
-    spec = presets()[name]
-    assert (spec.key.bits, spec.value.bits, spec.key.boost.fraction) == (2, 2, fraction)
-    assert (spec.cache.page, spec.cache.sink, spec.cache.local) == (128, 32, 128)
 
 
 def test_a_file_may_start_from_a_preset_and_override_it() -> None:
