@@ -12,7 +12,7 @@ from kvgen.cli.options import Json, require_writable, resolve_spec
 from kvgen.cli.output import describe, print_json, print_line, print_table
 
 if TYPE_CHECKING:
-    from kvgen.accuracy.recommend import Model, Part
+    from kvgen.accuracy.formats import Model, Part
     from kvgen.spec import KernelSpec
 
 DTYPES = ("float16", "bfloat16", "float32")
@@ -165,8 +165,7 @@ def recommend(
     model = _model(model_name, dtype)
     if budget is None and most is None:
         raise typer.BadParameter("give --budget-bytes-per-token or --max-error")
-    from kvgen.accuracy.formats import formats, read_table
-    from kvgen.accuracy.recommend import options
+    from kvgen.accuracy.formats import formats, options, read_table
     from kvgen.errors import KvgenError, RegistryMiss
 
     figures = read_table()
@@ -199,7 +198,7 @@ def recommend(
 
 def _model(text: str, dtype: str | None) -> Model:
     """The model of a name, a configuration or a shape. Raises BadParameter for what is none, UnsupportedError for what kvgen has not."""
-    from kvgen.accuracy.recommend import Model
+    from kvgen.accuracy.formats import Model
     from kvgen.errors import KvgenError, SpecError, UnsupportedError
 
     if dtype is not None and dtype not in DTYPES:
