@@ -21,7 +21,6 @@ _WORDS: dict[str, tuple[str, Value]] = {
     "tile": ("copy", "bulk_tile"),
     "last": ("reduction", "last_cta"),
     **{f"cl{n}": ("reduction", f"cluster{n}") for n in (2, 4, 8)},
-    "two": ("reduction", "two_level"),
     "exact": ("exact_q", True),
     "noexact": ("exact_q", False),
 }

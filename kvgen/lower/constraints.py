@@ -83,7 +83,7 @@ _CUDA = Rules(
             ),
         ),
         Rule("{target} has no bulk copies", lambda p: p.copy == "cp_async" or p.bulk_copies),
-        Rule("{target} has no clusters", lambda p: p.reduction in ("last_cta", "two_level") or p.clusters),
+        Rule("{target} has no clusters", lambda p: p.reduction == "last_cta" or p.clusters),
         Rule(
             "the rounding error of q is not far below the error of a K of 8 bits, so it must be carried",
             lambda p: p.exact_q or p.key_bits != 8 or not p.key_per_channel or p.cta_rows <= 4,
@@ -98,11 +98,7 @@ _CUDA = Rules(
         Rule("blocks of {block} tokens are for groups that no shorter block holds", lambda p: p.block <= max(256, p.smallest_block)),
         Rule(
             "clusters of all {batch} x {kv_heads} heads do not fit the {processors} multiprocessors at once",
-            lambda p: p.reduction in ("last_cta", "two_level") or p.batch * p.kv_heads * p.runs <= p.resident(p.reduction),
-        ),
-        Rule(
-            "{batch} x {kv_heads} heads have too few splits each for two levels",
-            lambda p: p.reduction != "two_level" or p.batch * p.kv_heads * p.runs <= 8,
+            lambda p: p.reduction == "last_cta" or p.batch * p.kv_heads * p.runs <= p.resident(p.reduction),
         ),
         Rule(
             "{tiles_in_flight} KV tiles of {kv_tile} tokens in flight: 32 tokens do not overlap, more than 256 gain nothing",

@@ -21,7 +21,7 @@ from typing import NamedTuple
 MOST_WAVES = 8
 WAVE_BYTES = 160 * 1024
 """Bytes that a multiprocessor could read while the CTAs of a wave start and end, by which a kernel chooses its splits
-(`templates/cuda/include/kvgen/schedule/split_model.cuh`).
+(`templates/cuda/include/kvgen/host/launch.cuh`).
 """
 REDUCE_BYTES = 3 * 1024
 """Bytes that a CTA could read while it reduces one more split, likewise."""

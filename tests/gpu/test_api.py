@@ -10,14 +10,9 @@ import torch
 import kvgen
 from kvgen.api import forget
 from kvgen.integrations import torch_ops
-from kvgen.lower.backend import backends_for
-from kvgen.registry.device import here
-from kvgen.registry.entry import Entry
 from kvgen.registry.store import Store
 from kvgen.spec import KernelSpec, load_spec
 from kvgen.spec.target import resolve
-from kvgen.spec.timing import Timing
-from kvgen.toolchain import build
 from kvgen.verify.tolerance import relative_l2, tolerance
 from tests.gpu.oracle import attend, contents, normal
 
@@ -70,21 +65,6 @@ def test_the_default_is_right(registry, spec):
     for b in range(BATCH):
         want, _ = attend(spec, q[b], *contents(kernel.layout, cache, b, TOKENS))
         assert relative_l2(out[b], want) <= tolerance(torch.float16)
-
-
-def test_a_registered_entry_is_found_without_compiling(registry, spec, monkeypatch):
-    target = resolve("native")
-    backend = next(backend for backend in backends_for(target) if backend.unsupported(spec, target) is None)
-    schedule = backend.default(spec, target)
-    source = backend.lower(spec, schedule, target)
-    work = spec.workloads[0]
-    launches = [(work, schedule, source, build(source))]
-    entry = Entry.of(spec, target, launches, device=here(target), timings=(Timing(work, 10.0),))
-    registry.put(entry)
-    monkeypatch.setattr("kvgen.toolchain.compile.run_compiler", None)
-    kernel = kvgen.get_kernel(spec)
-    assert (kernel.entry, kernel.selection.how, kernel.selection.cautions) == (entry, "exact", ())
-    assert kernel.attend(_random(3, 1, 32), _filled(kernel)).shape == (BATCH, 1, 32, 128)
 
 
 @pytest.mark.filterwarnings("ignore::kvgen.FallbackWarning")

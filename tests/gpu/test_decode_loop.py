@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -84,17 +83,6 @@ def test_sequences_come_and_go_while_one_graph_is_replayed(model: Any, compiled:
     assert sorted(cache.lengths.tolist()) == sorted([7 + 47, 130 + 5])
     for name, tokens in found.items():
         assert_likeliest(model, prompts[name], tokens)
-
-
-def test_a_loop_runs_on_another_gpu_than_the_current_one(model: Any) -> None:
-    if torch.cuda.device_count() < 2:
-        pytest.skip("needs two GPUs")
-    prompt, other = random_ids(1, 30)[0], copy.deepcopy(model).to("cuda:1")
-    loop = DecodeLoop(other, cache_of(other, 2))
-    place = loop.add(prompt)
-    tokens = torch.cat([loop.tokens[None].clone(), loop.run(10)]).cpu()
-    assert torch.cuda.current_device() == 0
-    assert_likeliest(model, prompt, tokens[:, place].tolist())
 
 
 def test_generate_over_a_packed_cache(model: Any) -> None:

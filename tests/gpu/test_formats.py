@@ -3,14 +3,7 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
-from kvgen.format.layout import packed_layout
-from kvgen.spec import presets
-from kvgen.verify import matrix
-from kvgen.verify.attention import attend
-from kvgen.verify.data import structured
-from kvgen.verify.packing import from_blocks, pack_blocks, to_blocks, unpack_blocks
 from tests.support.kernel_cases import KernelCase, verify
 
 FORMATS = (
@@ -46,7 +39,7 @@ SHAPES = (
 
 SCHEDULES = (
     "w8u4d1", "w8u2d2", "w8u2d1c2", "w8u4d2", "w4u2d2c2", "w16u2d1", "w8u1d4", "n256.w8u4d1", "w8u4d1.bulk", "w8u4d1.tile", "w8u2d2.bulk",
-    "w8u2d2.tile", "w8u4d1.two", "w8u4d1.cl2", "w8u4d1.cl4", "w8u4d1.cl8", "w8u2d2.two", "w4u4d1c2",
+    "w8u2d2.tile", "w8u4d1.cl2", "w8u4d1.cl4", "w8u4d1.cl8", "w4u4d1c2",
 )  # fmt: skip
 
 
@@ -61,7 +54,7 @@ VARIED = [
     *[KernelCase("k4v4:h16/2", schedule) for schedule in WIDE],
     *[KernelCase(words, schedule) for words in ("k8v8:h16/2", "k8v8:h8/8:kg64") for schedule in EIGHT],
     KernelCase("k4v4:h16/2", "w8u1d2.noexact"),
-    *[KernelCase(words, schedule) for words in ("k4v4:h64/2", "k4v4:d80:q8") for schedule in ("w8u2d1.two", "w8u2d1.cl8", "w8u2d1.bulk")],
+    *[KernelCase(words, schedule) for words in ("k4v4:h64/2", "k4v4:d80:q8") for schedule in ("w8u2d1", "w8u2d1.cl8", "w8u2d1.bulk")],
     *[KernelCase("k4v4:vchannel", schedule) for schedule in ("w8u1d4", "w8u2d2.bulk", "w8u4d1.bulk", "w8u4d1.tile", "w8u4d1.cl4")],
     *[KernelCase("k4v4:kg32:vchannel:vg32", schedule) for schedule in ("w8u4d1.bulk", "w8u4d1.tile", "w8u2d2")],
     *[KernelCase("k8v8:vchannel:sym:page256", schedule) for schedule in ("w8u2d1", "w8u1d2.bulk", "n256.w8u2d1.tile")],
@@ -81,7 +74,7 @@ OLDER = tuple(
     for target in ("sm80", "sm89")
     for words, schedule in (
         ("k4v4", "default"), ("k8v8", "default"), ("k2v2", "default"), ("k4v4:token:kg32:vg32", "default"), ("k2v2", "w8u2d1"),
-            ("k4v4", "w8u2d1"), ("k4v4:q4:page128:d64", "w8u2d1.two"), ("k4v4:q8:d80", "default"),
+            ("k4v4", "w8u2d1"), ("k4v4:q4:page128:d64", "w8u2d1"), ("k4v4:q8:d80", "default"),
         ("k2v2:boost1/8:page128", "default"), ("k4v4:bf16:q4:page128", "default"), ("k8v8:d64:h5/1", "default"), ("k4v4:d256", "default"),
         ("k8v8:vchannel:sym", "default"), ("k2v2:kg16:vchannel:vg16", "default"), ("k16v16:d256", "default"),
     )
@@ -90,7 +83,7 @@ OLDER = tuple(
 
 UNQUANTIZED = (
     KernelCase("k2v2:sink32:local128:page128"),
-    KernelCase("k2v2:sink32:local128:rollback8:q4:h8/1", "w8u4d1.two"),
+    KernelCase("k2v2:sink32:local128:rollback8:q4:h8/1", "w8u4d1"),
     KernelCase("k4v4:sink21:local5:rollback8:q4:kg32", "w8u1d2.bulk"),
     KernelCase("k8v8:sink200:sinks:h12/2", "w8u1d2.tile"),
     KernelCase("k4v8:token:page16:d64:sink40:rollback30:q3:sinks", "w8u2d2.bulk"),
@@ -107,30 +100,3 @@ CASES = [*[KernelCase(words) for words in FORMATS + SHAPES], *VARIED, *OLDER, *U
 def test_formats_and_schedules_agree_with_the_reference(case: KernelCase) -> None:
     """Those for older targets through their PTX."""
     verify(case)
-
-
-@pytest.mark.parametrize("name", presets())
-def test_the_reference_does_not_depend_on_the_device(name: str) -> None:
-    spec = presets()[name]
-    layout = packed_layout(spec, 128, "mma")
-    data = structured(spec, 2, 512, q_len=3)
-    k, v = (to_blocks(x, 128) for x in (data.k, data.v))
-    here, there = pack_blocks(layout, k, v), pack_blocks(layout, k.cuda(), v.cuda())
-    assert torch.equal(here, there.cpu())
-    read, read_there = unpack_blocks(layout, here, data.k.dtype), unpack_blocks(layout, there, data.k.dtype)
-    for a, b in zip(read, read_there, strict=True):
-        assert torch.equal(a, b.cpu())
-    want = attend(data.q, *(from_blocks(x) for x in read))
-    got = attend(data.q.cuda(), *(from_blocks(x) for x in read_there))
-    for a, b in zip(want, got, strict=True):
-        torch.testing.assert_close(b.cpu(), a, rtol=1e-11, atol=1e-12)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_scales_and_codes_of_a_matrix_do_not_depend_on_the_device(dtype: torch.dtype) -> None:
-    x = matrix.uniform(300, 1000, dtype, "cpu") * torch.logspace(-3, 3, 1000).to(dtype)
-    scale = matrix.scales(x)
-    assert torch.equal(matrix.scales(x.cuda()).cpu(), scale)
-    code = matrix.codes(x, scale)
-    assert torch.equal(matrix.codes(x.cuda(), scale.cuda()).cpu(), code)
-    assert torch.equal(matrix.dequantized(code.cuda(), scale.cuda(), dtype).cpu(), matrix.dequantized(code, scale, dtype))

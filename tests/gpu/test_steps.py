@@ -103,22 +103,6 @@ def test_a_replay_without_room_writes_nothing_and_is_reported(variant: Variant) 
     variant.attend(q, caches[0])
 
 
-def test_a_reset_of_all_sequences_forgets_a_replay_that_still_runs(variant: Variant) -> None:
-    caches = filled(variant, 9001)
-    q, k, v = random(1, 8, 0), random(1, 2, 1), random(1, 2, 2)
-    variant.decode(q, k, v, caches[0], plan=variant.plan(caches[0]))
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        variant.decode(q, k, v, caches[0], plan=variant.plan(caches[0]))
-        caches[0].advance(1)
-    for _ in range(100):
-        graph.replay()
-    caches[0].clear()
-    variant.attend(q, caches[0])
-    torch.cuda.synchronize()
-    variant.attend(q, caches[0])
-
-
 @pytest.mark.parametrize("uniform", [True, False])
 def test_a_plan_of_another_place_is_refused_within_a_capture(variant: Variant, uniform: bool) -> None:
     cache = filled(variant, 9200)[0]

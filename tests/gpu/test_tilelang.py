@@ -44,43 +44,6 @@ def test_older_targets_agree_through_their_ptx(case: KernelCase) -> None:
     verify(case)
 
 
-PLANNED = (("k4v4", "default"), ("k2v2:h16/1:q4:page128", "default"), ("k8v8:token:q2", "u2s2c4"), ("k4v4:h10/2:page256", "u4s2c4"))
-
-
-@pytest.mark.parametrize(("words", "schedule"), PLANNED)
-def test_a_planned_step_agrees_with_the_static_one(words: str, schedule: str) -> None:
-    """Sequences of unequal lengths, some empty: with a plan, and one by one, where there is a static schedule."""
-    kernel = variant(KernelCase(words, schedule, backend="tilelang"))
-    spec = kernel.spec.attention
-    lengths = [2100, 0, 1, 128, 700, 1023]
-    random = torch.Generator("cuda").manual_seed(1)
-
-    def draw(batch: int, tokens: int, heads: int) -> torch.Tensor:
-        return torch.randn(batch, tokens, heads, spec.head_dim, generator=random, device="cuda").to(kernel.dtype)
-
-    k, v = draw(len(lengths), 2100, spec.kv_heads), draw(len(lengths), 2100, spec.kv_heads)
-    cache = kernel.new_cache(len(lengths), 2304, "cuda")
-    kernel.prefill(cache, k, v, lengths)
-    alone = []
-    for b, length in enumerate(lengths):
-        alone.append(kernel.new_cache(1, 2304, "cuda"))
-        kernel.prefill(alone[b], k[b : b + 1], v[b : b + 1], [length])
-    for _ in range(3):
-        q = draw(len(lengths), spec.q_len, spec.q_heads)
-        new = [draw(len(lengths), spec.q_len, spec.kv_heads) for _ in range(2)]
-        plan = kernel.plan(cache, spec.q_len, append=True, uniform=False)
-        got = kernel.decode(q, *new, cache, plan=plan)
-        cache.advance(spec.q_len)
-        for b, one in enumerate(alone):
-            if not lengths[b]:
-                assert not got[b].any()
-                continue
-            want = kernel.decode(q[b : b + 1], *(x[b : b + 1] for x in new), one)
-            assert torch.linalg.vector_norm((got[b] - want[0]).float()) <= 2e-2 * torch.linalg.vector_norm(want.float())
-        seen = kernel.attend(q, cache)
-        assert torch.equal(kernel.attend(q, cache), seen)
-
-
 @pytest.mark.parametrize("words", ["k4v4", "k4v4:bf16:page128"])
 def test_both_back_ends_read_one_cache(words: str) -> None:
     """What one packs or appends the other reads; their outputs agree to the tolerance of both."""

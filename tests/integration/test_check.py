@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.commands import ROOT, Machine
 
-BEGIN = "  static void attend(const ffi::Attend& call, bool decode) {\n"
+BEGIN = "  static void attend(const ffi::Attend& call) {\n"
 LOOP = "    for (volatile int i = 0; i < 2000000; i = i + 1) {\n    }\n"
 
 

@@ -130,7 +130,6 @@ CASES: dict[str, dict[str, Case]] = {
         "cuda": (
             _gpu("last", "k4v4:h8/2:d64", "w8u1d2", "1x32768 4x4096"),
             _gpu("cluster", "k4v4:h8/2:d64", "w8u1d2.cl4", "1x16384"),
-            _gpu("two-level", "k4v4:h4/1:d64", "w8u1d2.two", "1x65536"),
             _gpu("planned", "k4v4:h8/2:d64", "w8u2d1", "8x4096 1x65536"),
             _gpu("bulk", "k4v4:h8/2:d64", "w8u1d2.bulk", "4x4096"),
             _gpu("paged", "k4v4:h8/2:d64:kg64:page128", "n64.w8u1d2", "12x8192"),

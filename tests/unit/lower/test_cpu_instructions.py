@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from kvgen._resources import templates
 from kvgen.lower.backend import CPU_FLAGS, get_backend
@@ -21,7 +20,6 @@ from kvgen.toolchain import build
 from kvgen.toolchain.compilers import CXX_FLAGS, cpu_features, find_gxx
 from kvgen.verify import CheckPolicy
 from kvgen.verify.check import check
-from kvgen.verify.tolerance import relative_l2
 from tests.support.cpu import spec_of, variant
 
 CPU = get_backend("cpu")
@@ -82,24 +80,6 @@ INTEGERS = {
 @pytest.mark.parametrize("name", INTEGERS)
 def test_integer_products_are_as_right_as_floats(name: str) -> None:
     assert check(variant(INTEGERS[name], (("dot", "int16"), ("block", 96))), "cpu", POLICY).get("code_mismatches", 0) == 0
-
-
-@X86
-def test_every_instruction_set_gives_the_same_scores() -> None:
-    """VNNI, vpmaddwd, plain arithmetic: sums of integers are exact, so only the floats around them may round differently."""
-    spec = spec_of(heads="4/1", dim=32, k="4c32", v="8t32")
-    generator = torch.Generator().manual_seed(1)
-    k, val = (torch.randn(2, 700, 1, 32, generator=generator).half() for _ in range(2))
-    q = torch.randn(2, 1, 4, 32, generator=generator).half() * 3
-    results = []
-    for more in ((), ("-mno-avx512f", "-mno-avx512vnni", "-mno-avxvnni"), ("-march=x86-64",)):
-        v = compiled(spec, "int16", *more)
-        cache = v.new_cache(2, 800)
-        v.prefill(cache, k, val, [700, 333])
-        results.append(v.attend(q, cache, lse=True))
-    for out, lse in results[1:]:
-        assert relative_l2(out, results[0][0]) < 2e-4  # roundings to float16 at a tie
-        assert relative_l2(lse, results[0][1]) < 1e-6
 
 
 @pytest.mark.parametrize(

@@ -66,16 +66,6 @@ extern "C" int call(bool packing, bool backwards, void* const* tensors, const in
   }}
   return overflow;
 }}
-extern "C" void places(int64_t* bits, int64_t* params) {{
-  for (int token = 0; token < {layout.tokens}; ++token)
-    for (int channel = 0; channel < {layout.head_dim}; ++channel) {{
-      *bits++ = Places<Format_, Which::key>::code_bit(token, channel), *bits++ = Places<Format_, Which::value>::code_bit(token, channel);
-      for (int kind = 0; kind < 2; ++kind) {{
-        *params++ = Places<Format_, Which::key>::param_offset(kind, token, channel);
-        *params++ = Places<Format_, Which::value>::param_offset(kind, token, channel);
-      }}
-    }}
-}}
 """
 
 
@@ -117,13 +107,6 @@ class Emulated:
         """Dequantize into k and v [batch, tokens, kv_heads, head_dim]."""
         self._call(False, False, cache, k, v, None)
 
-    def places(self, layout: PackedLayout) -> tuple[torch.Tensor, torch.Tensor]:
-        """Bits of codes [tokens, head_dim, key | value] and bytes of params [tokens, head_dim, scale | zero, key | value]."""
-        bits = torch.empty(layout.tokens, layout.head_dim, 2, dtype=torch.int64)
-        params = torch.empty(layout.tokens, layout.head_dim, 2, 2, dtype=torch.int64)
-        self.library(False).places(ctypes.c_void_p(bits.data_ptr()), ctypes.c_void_p(params.data_ptr()))
-        return bits, params
-
     def _call(self, packing: bool, backwards: bool, cache: Cache, k: torch.Tensor, v: torch.Tensor, new: torch.Tensor | None) -> bool:
         table = cache.block_table
         page_blocks = 0 if table is None else cache.packed.shape[2]
@@ -151,7 +134,7 @@ def _compile(layout: PackedLayout, dtype: torch.dtype, rows: ResidualRows, place
     name = "float16" if dtype == torch.float16 else "bfloat16"
     struct = constants(layout, rows, name, page_blocks=int(paged), window_places=0 if paged else places)
     folder.mkdir(parents=True, exist_ok=True)
-    return library(EXPORTS.format(constants=struct, layout=layout), folder)
+    return library(EXPORTS.format(constants=struct), folder)
 
 
 def library(text: str, folder: Path) -> Path:

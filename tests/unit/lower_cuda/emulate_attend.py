@@ -68,7 +68,7 @@ class Emulated:
     def __init__(self, spec: KernelSpec, block: int, chosen: Params, folder: Path) -> None:
         self.spec, self.layout, self.exact = spec, packed_layout(spec, block, "mma"), bool(chosen["exact_q"])
         self.library = compile_variant(spec, self.layout, chosen, folder)
-        self.counters = 33 * runs(spec) + (runs(spec) > 1)  # of a head
+        self.counters = runs(spec) + (runs(spec) > 1)  # of a head
         for called in (self.library.workspace_bytes, self.library.prefetched, self.library.launched_bytes):
             called.restype = ctypes.c_int64
         self.library.show.argtypes = [ctypes.c_bool]

@@ -24,7 +24,7 @@ def with_alibi(source: Source, folder: Path) -> Source:
     header.parent.mkdir(parents=True, exist_ok=True)
     header.write_text(found[1])
     text, include = source.text, (*source.include, folder)
-    first = '#include "kvgen/module.cuh"\n'
+    first = '#include "kvgen/host/attend.cuh"\n'
     for line, changed in ((first, f'{first}#include "kvgen/mainloop/alibi.cuh"\n'), ("kvgen::NoModifier", "kvgen::Alibi<8>")):
         assert text.count(line) == 1
         text = text.replace(line, changed)

@@ -90,7 +90,7 @@ def test_no_more_registers_and_no_longer_loop(words: str, cache: ArtifactCache, 
     found = attend_kernels(compiled(case, cache))
     if os.environ.get("KVGEN_ACCEPT"):
         golden[words] = found
-        GOLDEN.write_text(json.dumps(golden, indent=1) + "\n")
+        GOLDEN.write_text("{\n" + ",\n".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in golden.items()) + "\n}\n")
     known = golden[words]
     assert found.keys() == known.keys()
     assert not any(kernel["spill_bytes"] for kernel in found.values())

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import get_args
 
 import pytest
 import torch
 
 from benchmarks.gpu_words import spec_of as spec_of_words
 from benchmarks.gpu_words import workload_of
-from kvgen.format.layout import PackedLayout, Which, packed_layout
-from kvgen.format.places import boost_index_offsets, code_bits, param_offsets
+from kvgen.format.layout import PackedLayout, packed_layout
 from kvgen.format.residual import ResidualRows
 from kvgen.spec import KernelSpec
 from kvgen.verify.data import normal
@@ -84,17 +82,18 @@ def empty_cache(name: str, batch: int, max_len: int, page: int | None = None) ->
     return Cache(packed, residual, residual.clone(), torch.zeros(batch, dtype=torch.int32), table)
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_places_are_those_of_the_layout(name: str, emulated) -> None:  # type: ignore[no-untyped-def]
-    layout = layout_of(name)
-    bits, params = emulated(name).places(layout)
-    for index, which in enumerate(get_args(Which)):
-        assert torch.equal(bits[..., index], code_bits(layout, which))
-        op = layout.operand(which)
-        if op.quantized:
-            spread = param_offsets(layout, which).repeat_interleave(op.group, dim=-2 if op.axis == "channel" else -1)
-            for kind in range(op.params):
-                assert torch.equal(params[..., kind, index], spread[kind])
+def append(
+    module: Emulated, held: Cache, inputs: tuple[torch.Tensor, torch.Tensor], done: list[int], piece: list[int], backwards: bool
+) -> None:
+    """The next `piece[b]` tokens of each sequence, as strided views with NaN behind; counts them in `done`."""
+    shape, fresh = (len(piece), HEADS, max(piece) + 1, inputs[0].shape[-1]), []
+    for x in inputs:
+        new = torch.full(shape, torch.nan, dtype=x.dtype).transpose(1, 2)
+        for b, count in enumerate(piece):
+            new[b, :count] = x[b, done[b] : done[b] + count]
+        fresh.append(new)
+    module.pack(held, *fresh, torch.tensor(piece, dtype=torch.int32), backwards=backwards)
+    done[:] = map(sum, zip(done, piece, strict=True))
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -107,13 +106,7 @@ def test_packing_in_pieces_gives_the_bytes_of_the_reference(name: str, paged: bo
     k, v = inputs(name, batch, 4 * n, seed=0)
     done = [0] * batch
     for at, piece in enumerate(pieces):
-        extent = max(piece) + 1
-        fresh = [torch.full((batch, HEADS, extent, layout.head_dim), torch.nan, dtype=k.dtype).transpose(1, 2) for _ in range(2)]
-        for b, count in enumerate(piece):
-            for x, new in zip((k, v), fresh, strict=True):
-                new[b, :count] = x[b, done[b] : done[b] + count]
-            done[b] += count
-        module.pack(held, *fresh, torch.tensor(piece, dtype=torch.int32), backwards=at % 2 == 0)
+        append(module, held, (k, v), done, piece, backwards=at % 2 == 0)
         assert held.lengths.tolist() == done
     kept = meaningful_bytes(layout)
     for b, length in enumerate(done):
@@ -152,12 +145,7 @@ def test_blocks_of_a_sliding_window_take_their_places_in_turn(tmp_path: Path) ->
     k, v = inputs("k4v4", batch, 8 * n, seed=0)
     done = [0] * batch
     for at, piece in enumerate(pieces):
-        fresh = [torch.zeros(batch, max(piece), HEADS, layout.head_dim, dtype=k.dtype) for _ in range(2)]
-        for b, count in enumerate(piece):
-            for x, new in zip((k, v), fresh, strict=True):
-                new[b, :count] = x[b, done[b] : done[b] + count]
-            done[b] += count
-        module.pack(held, *fresh, torch.tensor(piece, dtype=torch.int32), backwards=at % 2 == 0)
+        append(module, held, (k, v), done, piece, backwards=at % 2 == 0)
     kept, out = meaningful_bytes(layout), [torch.full((batch, 8 * n, HEADS, layout.head_dim), 7.0, dtype=k.dtype) for _ in range(2)]
     module.unpack(held, *out)
     for b, length in enumerate(done):
@@ -193,29 +181,6 @@ def test_two_bit_codes_beside_thresholds_are_those_of_the_division(low: float, h
     held = empty_cache("k2v2:kg64", 1, 128)
     module.pack(held, *x, torch.tensor([128], dtype=torch.int32))
     expected = pack_blocks(layout, *(to_blocks(t, 128)[0] for t in x))
-    kept = meaningful_bytes(layout)
-    assert torch.equal(held.packed[0][..., kept], expected[..., kept])
-
-
-@pytest.mark.parametrize("name", ["k2v2:boost1/8", "k2v4:d96:kg32:vg32:boost1/2range", "k2v2:d80:kg32:boost1/5"])
-def test_of_equal_channels_the_lower_ones_are_boosted(name: str, emulated) -> None:  # type: ignore[no-untyped-def]
-    """Channels differ in sign and order of tokens only, but for a few that are larger or smaller."""
-    layout, module = layout_of(name), emulated(name)
-    n, dim = layout.tokens, layout.head_dim
-    random = torch.Generator().manual_seed(0)
-    group = torch.randn(layout.key.group, generator=random).half()
-    k = torch.empty(1, n, HEADS, dim, dtype=torch.float16)
-    for channel in range(dim):
-        order = torch.randperm(len(group), generator=random)
-        k[0, :, :, channel] = (group[order] * (-1) ** channel).repeat(n // len(group)).unsqueeze(-1)
-    k[..., 7] *= 0.5
-    k[..., dim - 1] *= 2
-    held = empty_cache(name, 1, n)
-    module.pack(held, k, k, torch.tensor([n], dtype=torch.int32))
-    expected = pack_blocks(layout, to_blocks(k, n)[0], to_blocks(k, n)[0])
-    index = boost_index_offsets(layout)
-    count = layout.key.boosted
-    assert expected[0, 0, index[0]].tolist() == [*(c for c in range(count) if c != 7), dim - 1]
     kept = meaningful_bytes(layout)
     assert torch.equal(held.packed[0][..., kept], expected[..., kept])
 

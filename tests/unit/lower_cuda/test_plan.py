@@ -55,7 +55,6 @@ def test_work_is_shared_equally_and_every_tile_is_had_once(planner: Planner) -> 
 
 
 SPLITS = """
-#include "kvgen/schedule/split_model.cuh"
 extern "C" int cheapest(int heads, int resident, int ctas_per_sm, int tile_bytes, int wave_bytes, int tiles, int limit) {
   return kvgen::SplitModel{heads, resident, ctas_per_sm, tile_bytes, wave_bytes}.cheapest(tiles, limit);
 }
@@ -69,14 +68,6 @@ SMS, TILE, WAVE_BYTES = 132, 16896, 160 * 1024
 def host(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     """The host's model of time and of shared memory."""
     return ctypes.CDLL(str(library(f'#include "kvgen/host/launch.cuh"\n{SPLITS}', tmp_path_factory.mktemp("splits"))))
-
-
-@pytest.mark.parametrize(
-    ("heads", "tiles", "splits"), [(8, 1024, 16), (64, 256, 2), (128, 256, 1), (136, 8, 1), (1024, 64, 1), (136, 256, 4)]
-)
-def test_splits_fill_the_waves(host: ctypes.CDLL, heads: int, tiles: int, splits: int) -> None:
-    """As many as run at once; short heads are not split, since every split has a start; more heads fill the last wave."""
-    assert host.cheapest(heads, SMS, 1, TILE, WAVE_BYTES, tiles, 256) == splits
 
 
 @given(heads=st.integers(1, 5000), tiles=st.integers(0, 9000), ctas=st.sampled_from([1, 2, 4]), limit=st.sampled_from([8, 256]))

@@ -45,14 +45,7 @@ KERNELS: dict[str, tuple[str, str]] = {
         "run(1, 32, [&] { words()[lane()] = 1; __shfl_xor_sync(~0u, 1, 1); volatile int x = words()[lane() ^ 1]; });",
         "race in shared memory, of one CTA: ",
     ),
-    "a read that a later write does not wait for": (
-        "run(1, 32, [&] { volatile int x = words()[lane() ^ 1]; words()[lane()] = 1; });",
-        "race in shared memory, of one CTA: ",
-    ),
-    "bytes of one word are not shared": ("run(1, 32, [&] { emulator::shared[lane()] = 1; });", ""),
-    "static shared memory is each CTA's own": ("run(3, 1, [&] { __shared__ int mine; mine = cta(); });", ""),
     "CTAs that write one word": ("run(2, 1, [&] { global[0] = cta(); });", "race in global memory, of two CTAs: "),
-    "a new launch comes after the last one": ("for (int i = 0; i < 2; ++i) run(1, 1, [&] { global[0] = i; });", ""),
     "arrivals release and acquire": (
         "global[0] = 0; run(2, 1, [&] { global[4 + cta()] = 1; if (ptx::arrive(global) == 1) volatile int x = global[4] + global[5]; });",
         "",
@@ -61,7 +54,6 @@ KERNELS: dict[str, tuple[str, str]] = {
         "global[0] = 0; run(2, 1, [&] { global[4 + cta()] = 1; if (atomicAdd(global, 1) == 1) volatile int x = global[4] + global[5]; });",
         "race in global memory, of two CTAs: ",
     ),
-    "the last of some atomics may write": ("global[0] = 0; run(2, 1, [&] { if (atomicAdd(global, 1) == 1) global[0] = 0; });", ""),
     "a copy that is waited for": (
         "run(1, 32, [&] { ptx::copy_async<4>(lane() * 4, memory + lane()); ptx::copy_wait_all(); volatile int x = words()[lane()]; });",
         "",
@@ -74,23 +66,9 @@ KERNELS: dict[str, tuple[str, str]] = {
         "run(1, 32, [&] { ptx::copy_async<4>(lane() * 4, memory + lane()); ptx::copy_wait_all(); volatile int x = words()[lane() ^ 1]; });",
         "race in shared memory, of one CTA: ",
     ),
-    "a wait and a barrier": (
-        """run(1, 32, [&] {
-          ptx::copy_async<4>(lane() * 4, memory + lane()); ptx::copy_wait_all(); __syncwarp(); volatile int x = words()[lane() ^ 1];
-        });""",
-        "",
-    ),
-    "a copy over what another lane reads": (
-        "run(1, 32, [&] { volatile int x = words()[lane() ^ 1]; ptx::copy_async<4>(lane() * 4, memory + lane()); });",
-        "race in shared memory, of one CTA: ",
-    ),
     "a load before griddepcontrol.wait": (
         "run(1, 1, [&] { volatile int x = global[0]; ptx::griddepcontrol_wait(); }, true);",
         "global memory before griddepcontrol.wait: read",
-    ),
-    "a load after it": (
-        "run(1, 1, [&] { ptx::load_relaxed(global); ptx::griddepcontrol_wait(); volatile int x = global[0]; }, true);",
-        "",
     ),
     "a vector at a multiple of half its size": (
         "run(1, 1, [&] { *reinterpret_cast<uint4*>(global + 2) = uint4{1, 2, 3, 4}; });",
@@ -98,10 +76,6 @@ KERNELS: dict[str, tuple[str, str]] = {
     ),
     "a shared vector at a multiple of half its size": (
         "run(1, 1, [&] { ptx::load_shared16(8); });",
-        "misaligned read at emulated.cpp",
-    ),
-    "a copy from a multiple of half its size": (
-        "run(1, 1, [&] { ptx::copy_async16(0, memory + 2); });",
         "misaligned read at emulated.cpp",
     ),
 }  # fmt: skip

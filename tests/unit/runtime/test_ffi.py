@@ -24,7 +24,7 @@ using namespace kvgen::ffi;
 // 4 query heads on 2 of head_dim 8, blocks of 32 tokens in 64 bytes, residuals of 48 rows, pages of 2 blocks, learned sinks
 KVGEN_EXPORT(probe) {
   return guard(result, [&](TVMFFIAny& answer) {
-    answer.v_int64 = parse_attend({4, 2, 8, 32, 48, 64, 2, kFloat16, kDLCPU, 16, true}, args, count, false).cache.blocks;
+    answer.v_int64 = Attend({4, 2, 8, 32, 48, 64, 2, kFloat16, kDLCPU, 16, true}, args, count).cache.blocks;
     return true;
   });
 }

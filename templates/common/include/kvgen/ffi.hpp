@@ -1,13 +1,15 @@
 // The host side of a module: arguments of the TVM-FFI C ABI, checked with one sentence per mistake.
 // Only the C header is used, so that a module compiles in a second and needs no C++ library of TVM.
 #pragma once
-
 #include <tvm/ffi/c_api.h>
 
+#include <algorithm>
 #include <cstdarg>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <utility>
+#include <vector>
 
 namespace kvgen::ffi {
 
@@ -83,26 +85,37 @@ enum class Memory {
   rows,        // the same, and every row starts at a multiple of row_align bytes
 };
 
+// Sizes and lengths are int32 in kernels: a larger one would wrap around.
+inline int to_int(const char* function, const char* name, int64_t value) {
+  if (value > INT32_MAX) fail("ValueError", "%s: %s is %lld, more than 2^31 - 1", function, name, (long long)value);
+  return static_cast<int>(value);
+}
+
 // The arguments of one call.
 class Args {
  public:
-  Args(const char* function, const TVMFFIAny* args, int32_t count, int32_t expected, DLDevice device, int row_align)
-      : function_(function), args_(args), device_(device), row_align_(row_align) {
+  const char* function;
+  DLDevice device;  // of the tensors parsed so far
+
+  Args(const char* function_, const TVMFFIAny* args, int32_t count, int32_t expected, DLDevice device_, int row_align)
+      : function(function_), device(device_), args_(args), row_align_(row_align) {
     if (count != expected) fail("TypeError", "%s takes %d arguments, got %d", function, expected, count);
   }
 
   int64_t integer(int i, const char* name, int64_t least) const {
     const TVMFFIAny& arg = args_[i];
-    if (arg.type_index != kTVMFFIInt) fail("TypeError", "%s: %s must be an int", function_, name);
+    if (arg.type_index != kTVMFFIInt) fail("TypeError", "%s: %s must be an int", function, name);
     if (arg.v_int64 < least)
-      fail("ValueError", "%s: %s is %lld, must be at least %lld", function_, name, (long long)arg.v_int64, (long long)least);
+      fail("ValueError", "%s: %s is %lld, must be at least %lld", function, name, (long long)arg.v_int64, (long long)least);
     return arg.v_int64;
   }
+  int int32(int i, const char* name) const { return to_int(function, name, integer(i, name, 0)); }
+  bool flag(int i, const char* name) const { return integer(i, name, 0) != 0; }
 
   double real(int i, const char* name) const {
     const TVMFFIAny& arg = args_[i];
     if (arg.type_index == kTVMFFIInt) return static_cast<double>(arg.v_int64);
-    if (arg.type_index != kTVMFFIFloat) fail("TypeError", "%s: %s must be a float", function_, name);
+    if (arg.type_index != kTVMFFIFloat) fail("TypeError", "%s: %s must be a float", function, name);
     return arg.v_float64;
   }
 
@@ -113,9 +126,9 @@ class Args {
   View<N> tensor(int i, const char* name, DLDataType type, const int64_t (&shape)[N], Memory memory) {
     const DLTensor& t = dltensor(i, name);
     if (t.dtype.code != type.code || t.dtype.bits != type.bits || t.dtype.lanes != 1)
-      fail("TypeError", "%s: %s must be %s, is %s", function_, name, type_name(type), type_name(t.dtype));
+      fail("TypeError", "%s: %s must be %s, is %s", function, name, type_name(type), type_name(t.dtype));
     check_device(t, name);
-    if (t.ndim != N) fail("ValueError", "%s: %s must have %d dimensions, has %d", function_, name, N, t.ndim);
+    if (t.ndim != N) fail("ValueError", "%s: %s must have %d dimensions, has %d", function, name, N, t.ndim);
     View<N> view;
     view.data = static_cast<char*>(t.data) + t.byte_offset;
     int64_t run = 1, items = 1;
@@ -123,11 +136,11 @@ class Args {
       view.size[d] = t.shape[d];
       view.stride[d] = t.strides ? t.strides[d] : run;
       if (shape[d] != kAny && shape[d] != t.shape[d])
-        fail("ValueError", "%s: %s has size %lld in dimension %d, must be %lld", function_, name, (long long)t.shape[d], d,
+        fail("ValueError", "%s: %s has size %lld in dimension %d, must be %lld", function, name, (long long)t.shape[d], d,
              (long long)shape[d]);
       const bool strides = memory == Memory::strided || memory == Memory::rows;
       if (!(strides && d != N - 1) && t.shape[d] > 1 && view.stride[d] != run)
-        fail("ValueError", "%s: %s must be %s", function_, name, strides ? "contiguous in its last dimension" : "contiguous");
+        fail("ValueError", "%s: %s must be %s", function, name, strides ? "contiguous in its last dimension" : "contiguous");
       run *= t.shape[d];
       items *= t.shape[d];
     }
@@ -135,23 +148,21 @@ class Args {
     return view;
   }
 
-  const DLDevice& device() const { return device_; }
-
  private:
   const DLTensor& dltensor(int i, const char* name) const {
     const TVMFFIAny& arg = args_[i];
     if (arg.type_index == kTVMFFIDLTensorPtr) return *static_cast<const DLTensor*>(arg.v_ptr);
-    if (arg.type_index != kTVMFFITensor) fail("TypeError", "%s: %s must be a tensor", function_, name);
+    if (arg.type_index != kTVMFFITensor) fail("TypeError", "%s: %s must be a tensor", function, name);
     return *reinterpret_cast<const DLTensor*>(reinterpret_cast<const char*>(arg.v_obj) + sizeof(TVMFFIObject));
   }
 
   void check_device(const DLTensor& t, const char* name) {
-    if (t.device.device_type != device_.device_type)
-      fail("ValueError", "%s: %s must be on %s, is on %s", function_, name, device_name(device_.device_type),
+    if (t.device.device_type != device.device_type)
+      fail("ValueError", "%s: %s must be on %s, is on %s", function, name, device_name(device.device_type),
            device_name(t.device.device_type));
-    if (device_.device_id >= 0 && t.device.device_id != device_.device_id)
-      fail("ValueError", "%s: %s is on device %d, the tensors before it on %d", function_, name, t.device.device_id, device_.device_id);
-    device_.device_id = t.device.device_id;
+    if (device.device_id >= 0 && t.device.device_id != device.device_id)
+      fail("ValueError", "%s: %s is on device %d, the tensors before it on %d", function, name, t.device.device_id, device.device_id);
+    device.device_id = t.device.device_id;
   }
 
   template <int N>
@@ -162,15 +173,70 @@ class Args {
     if (memory == Memory::rows)
       for (int d = 0; d < N - 1; ++d) aligned = aligned && (view.size[d] < 2 || view.stride[d] * item % to == 0);
     if (!aligned)
-      fail("ValueError", "%s: %s%s must start at %s of %d bytes", function_, memory == Memory::rows ? "rows of " : "", name,
+      fail("ValueError", "%s: %s%s must start at %s of %d bytes", function, memory == Memory::rows ? "rows of " : "", name,
            memory == Memory::rows ? "multiples" : "a multiple", to);
   }
 
-  const char* function_;
   const TVMFFIAny* args_;
-  DLDevice device_;
   int row_align_;
 };
+
+// --- whether tensors share memory: a call must not write to bytes that it reads, nor write to bytes twice -----------------
+
+using Run = std::pair<uintptr_t, uintptr_t>;  // bytes [first, second)
+
+// The bytes from the first to the last of a tensor. Strides are not negative, since torch has no such tensors.
+template <int N>
+Run span_of(const View<N>& view, int64_t item) {
+  int64_t last = 0;
+  for (int d = 0; d < N; ++d) {
+    if (view.size[d] == 0) return {};
+    last += (view.size[d] - 1) * view.stride[d];
+  }
+  const auto begin = reinterpret_cast<uintptr_t>(view.data);
+  return {begin, begin + static_cast<uintptr_t>((last + 1) * item)};
+}
+
+// The rows of a tensor whose last dimension is contiguous, in the order of memory.
+template <int N>
+std::vector<Run> rows_of(const View<N>& view, int64_t item) {
+  int64_t count = 1;
+  for (int d = 0; d < N - 1; ++d) count *= view.size[d];
+  std::vector<Run> rows(count);
+  for (int64_t row = 0; row < count; ++row) {
+    int64_t at = 0, rest = row;
+    for (int d = N - 2; d >= 0; rest /= view.size[d--]) at += rest % view.size[d] * view.stride[d];
+    const auto begin = reinterpret_cast<uintptr_t>(view.data) + static_cast<uintptr_t>(at * item);
+    rows[row] = {begin, begin + static_cast<uintptr_t>(view.size[N - 1] * item)};
+  }
+  std::sort(rows.begin(), rows.end());
+  return rows;
+}
+
+// Raises where elements of a tensor that a call writes share memory, as those of an expanded one do (its stride is 0).
+template <int N>
+void check_once(const char* function, const char* name, const View<N>& written, int64_t item) {
+  bool dense = true;
+  int64_t run = 1;
+  for (int d = N - 1; d >= 0; run *= written.size[d--]) dense = dense && (written.size[d] <= 1 || written.stride[d] == run);
+  if (dense || run == 0) return;
+  const std::vector<Run> rows = rows_of(written, item);
+  for (size_t i = 1; i < rows.size(); ++i)
+    if (rows[i].first < rows[i - 1].second) fail("ValueError", "%s: %s overlaps with itself", function, name);
+}
+
+// Raises where a tensor that a call writes shares memory with another. Their spans are compared, and only if these meet, all rows.
+template <int N, int M>
+void check_apart(const char* function, const char* name, const View<N>& written, int64_t item, const char* other_name, const View<M>& other,
+                 int64_t other_item) {
+  const Run a = span_of(written, item), b = span_of(other, other_item);
+  if (!other || a.first >= b.second || b.first >= a.second) return;
+  const std::vector<Run> rows = rows_of(written, item);
+  for (const Run& run : rows_of(other, other_item)) {
+    const auto after = std::lower_bound(rows.begin(), rows.end(), Run{run.second, 0});
+    if (after != rows.begin() && run.first < (after - 1)->second) fail("ValueError", "%s: %s overlaps with %s", function, name, other_name);
+  }
+}
 
 }  // namespace kvgen::ffi
 

@@ -1,65 +1,203 @@
 // New tokens into the cache: blocks that are due are quantized and packed, the rest waits in the residual.
 #pragma once
-
 #include "kvgen/cache.hpp"
-#include "kvgen/quantize.hpp"
+#include "kvgen/operand.hpp"
 
 namespace kvgen {
 
-// `count` new tokens of one sequence and KV head, behind the `length` tokens before the call.
+// Tokens to packed codes: statistics in fp32, params rounded to their storage type first, codes from the rounded params.
+
+template <class C, class Info>
+struct Quantizer {
+  using Op = Operand<C, Info>;
+  using Code = typename Op::Code;
+  using Element = typename C::Element;
+  using Param = typename C::Param;
+
+  // Packs the tokens 0 .. C::kTokens - 1 that row(token) points to.
+  template <class Row>
+  static void pack(uint8_t* block, Row row) {
+    if constexpr (Code::quantized) {
+      if constexpr (Info::kPerChannel)
+        channel_params(block, row);
+      else
+        token_params(block, row);
+    }
+    for (int token = 0; token < C::kTokens; token += C::kSubtile) {
+      uint8_t* subtile = subtile_of(block, token);
+      for (int tile = 0; tile < Op::row_extent / kLanes; ++tile) {
+        if constexpr (Info::kRowsAreTokens && C::kBoosted > 0)
+          boosted_codes_of_tokens(block, subtile, token, tile, row);
+        else if constexpr (Info::kRowsAreTokens)
+          codes_of_tokens(block, subtile, token, tile, row);
+        else
+          codes_of_channels(block, subtile, token, tile, row);
+      }
+    }
+  }
+
+ private:
+  static uint8_t* subtile_of(uint8_t* block, int token) { return block + C::kHeaderBytes + token / C::kSubtile * C::kSubtileBytes; }
+
+  struct Range {
+    F32 low, high;
+
+    explicit Range(F32 x) : low(x), high(x) {}
+    void add(F32 x) {
+      low = select(x < low, x, low);
+      high = select(x > high, x, high);
+    }
+  };
+
+  template <class Row>
+  static void channel_params(uint8_t* block, Row row) {
+    alignas(64) float low[C::kHeadDim], high[C::kHeadDim];
+    for (int group = 0; group < C::kTokens / Info::kGroup; ++group) {
+      const auto row_of_group = [&](int t) { return row(group * Info::kGroup + t); };
+      for (int c = 0; c < C::kHeadDim; c += kLanes) {
+        Range range(load_floats<Element>(row_of_group(0) + c));
+        for (int t = 1; t < Info::kGroup; ++t) range.add(load_floats<Element>(row_of_group(t) + c));
+        store(low + c, range.low);
+        store(high + c, range.high);
+      }
+      Param* at = const_cast<Param*>(Op::param(block, nullptr, group, 0));
+      for (int c = 0; c < C::kHeadDim; ++c) Code::put_params(at + c, at + c + Op::param_extent, low[c], high[c]);
+      if constexpr (C::kBoosted > 0) {
+        uint8_t* index = const_cast<uint8_t*>(Boost<C>::index(block, group));
+        select_boosted<C>(index, row_of_group, low, high);
+        for (int i = 0; i < C::kBoosted; ++i) {
+          const int c = index[i];
+          Code::put_params(at + c, at + c + Op::param_extent, low[c], high[c], Code::boosted_most);
+        }
+      }
+    }
+  }
+
+  template <class Row>
+  static void token_params(uint8_t* block, Row row) {
+    for (int token = 0; token < C::kTokens; ++token)
+      for (int group = 0; group < C::kHeadDim / Info::kGroup; ++group) {
+        Param* at = const_cast<Param*>(Op::param(nullptr, subtile_of(block, token), group, token % C::kSubtile));
+        put_range(at, row(token) + group * Info::kGroup);
+      }
+  }
+
+  // Params of `group` neighbours.
+  static void put_range(Param* at, const Element* x) {
+    if constexpr (Info::kGroup % kLanes == 0) {
+      Range range(load_floats<Element>(x));
+      for (int i = kLanes; i < Info::kGroup; i += kLanes) range.add(load_floats<Element>(x + i));
+      return Code::put_params(at, at + Op::param_extent, -largest_lane(-range.low), largest_lane(range.high));
+    }
+    float low = to_float(x[0]), high = low;
+    for (int i = 1; i < Info::kGroup; ++i) {
+      const float value = to_float(x[i]);
+      low = value < low ? value : low;
+      high = value > high ? value : high;
+    }
+    Code::put_params(at, at + Op::param_extent, low, high);
+  }
+
+  // Element k of 16 rows, as the bits that go into their words.
+  static U32 field(F32 x, const uint8_t* block, const uint8_t* subtile, int token, int tile, int k) {
+    if constexpr (Code::quantized)
+      return Code::encode(x, Op::affine_at(block, subtile, token, tile, k));
+    else
+      return Code::encode(x);
+  }
+
+  static void put_field(U32& word, uint8_t* words, int k, U32 bits) {
+    constexpr int per = Code::per_word;
+    word = k % per == 0 ? bits : word | bits << (32 / per * (k % per));
+    if (k % per == per - 1) store(words + k / per * 64, word);
+  }
+
+  template <class Row>
+  static void codes_of_tokens(const uint8_t* block, uint8_t* subtile, int token, int tile, Row row) {
+    uint8_t* words = const_cast<uint8_t*>(Op::codes(subtile, tile));
+    U32 word{};
+    for (int c = 0; c < C::kHeadDim; c += kLanes) {
+      F32 square[kLanes];
+      for (int t = 0; t < kLanes; ++t) square[t] = load_floats<Element>(row(token + tile * kLanes + t) + c);
+      transpose(square);
+      for (int i = 0; i < kLanes; ++i) put_field(word, words, c + i, field(square[i], block, subtile, token, tile, c + i));
+    }
+  }
+
+  // The boosted channels' codes of 4 bits: the lower two replace the code of 2 bits, the upper two are the boost codes.
+  template <class Row>
+  static void boosted_codes_of_tokens(const uint8_t* block, uint8_t* subtile, int token, int tile, Row row) {
+    using Upper = Boost<C>;
+    constexpr int per = Code::per_word;
+    codes_of_tokens(block, subtile, token, tile, row);
+    const int group = (token + tile * kLanes) / Info::kGroup;
+    const uint8_t* channel = Upper::index(block, group);
+    uint8_t *lower = const_cast<uint8_t*>(Op::codes(subtile, tile)), *upper = const_cast<uint8_t*>(Upper::codes(subtile, tile));
+    U32 word{};
+    for (int i = 0; i < Upper::slots; ++i) {
+      U32 bits{};
+      if (i < Upper::channels) {
+        const int c = channel[i];
+        float x[kLanes];
+        for (int t = 0; t < kLanes; ++t) x[t] = to_float(row(token + tile * kLanes + t)[c]);
+        bits = Code::encode(load<F32>(x), Op::affine_of_one(block, nullptr, group, c), Code::boosted_most);
+        const int shift = 32 / per * (c % per);
+        uint8_t* at = lower + c / per * 64;
+        store(at, (load<U32>(at) & ~(3u << shift)) | (bits & 3u) << shift);
+      }
+      put_field(word, upper, i, bits >> 2);
+    }
+  }
+
+  template <class Row>
+  static void codes_of_channels(const uint8_t* block, uint8_t* subtile, int token, int tile, Row row) {
+    uint8_t* words = const_cast<uint8_t*>(Op::codes(subtile, tile));
+    U32 word{};
+    for (int t = 0; t < C::kSubtile; ++t) {
+      const F32 x = load_floats<Element>(row(token + t) + tile * kLanes);
+      put_field(word, words, t, field(x, block, subtile, token, tile, t));
+    }
+  }
+};
+
+// The new tokens of one sequence and KV head, at the positions from `length` to `after`.
 template <class C>
-class Append {
- public:
+struct Append {
   using Element = typename C::Element;
   using Residual = typename C::ResidualRows;
+  const CacheView<C>& cache;
+  const ffi::View<4>&k, &v;
+  int64_t batch, head;
+  int length, after;
 
-  Append(const CacheView<C>& cache, const ffi::View<4>& k, const ffi::View<4>& v, int64_t batch, int64_t head, int64_t length,
-         int64_t count)
-      : cache_(cache),
-        k_(k),
-        v_(v),
-        batch_(batch),
-        head_(head),
-        length_(static_cast<int>(length)),
-        after_(static_cast<int>(length + count)) {}
-
-  int64_t due_blocks() const { return CacheView<C>::due_blocks(length_, after_); }
+  int64_t due_blocks() const { return Residual::packed_blocks(after) - Residual::packed_blocks(length); }
 
   // Packs the i-th block that is due.
   void pack(int64_t i) const {
-    const int64_t index = Residual::packed_blocks(length_) + i, first = Residual::kSink + index * C::kTokens;
-    if (index < CacheView<C>::Places::first(Residual::packed_blocks(after_))) return;  // later blocks take its place
-    uint8_t* block = cache_.block(batch_, head_, index);
-    Quantizer<C, typename C::Key>::pack(block, [&](int t) -> const Element* {
-      return first + t < length_ ? cache_.k_row(batch_, head_, first + t) : fresh(k_, first + t);
-    });
-    Quantizer<C, typename C::Value>::pack(block, [&](int t) -> const Element* {
-      return first + t < length_ ? cache_.v_row(batch_, head_, first + t) : fresh(v_, first + t);
-    });
+    const int64_t index = Residual::packed_blocks(length) + i, first = Residual::kSink + index * C::kTokens;
+    if (index < CacheView<C>::Places::first(Residual::packed_blocks(after))) return;  // later blocks take its place
+    uint8_t* block = cache.block(batch, head, index);
+    Quantizer<C, typename C::Key>::pack(
+        block, [&](int t) -> const Element* { return first + t < length ? cache.k_row(batch, head, first + t) : fresh(k, first + t); });
+    Quantizer<C, typename C::Value>::pack(
+        block, [&](int t) -> const Element* { return first + t < length ? cache.v_row(batch, head, first + t) : fresh(v, first + t); });
   }
 
   // Puts into the residual the tokens that are not packed, and tokens whose block a crop may take back; after every pack, which reads the
   // rows of older tokens.
   void keep_rest() const {
-    for (int64_t position = length_; position < after_ && position < Residual::kSink; ++position) keep(position);
-    const int64_t first = Residual::first(after_ > Residual::kRollback ? after_ - Residual::kRollback : 0);
-    for (int64_t position = first > length_ ? first : length_; position < after_; ++position) keep(position);
+    for (int64_t position = length; position < after && position < Residual::kSink; ++position) keep(position);
+    const int64_t first = Residual::first(after > Residual::kRollback ? after - Residual::kRollback : 0);
+    for (int64_t position = first > length ? first : length; position < after; ++position) keep(position);
   }
 
  private:
-  const Element* fresh(const ffi::View<4>& view, int64_t position) const {
-    return row_of<Element>(view, batch_, position - length_, head_);
-  }
+  const Element* fresh(const ffi::View<4>& view, int64_t position) const { return row_of<Element>(view, batch, position - length, head); }
 
   void keep(int64_t position) const {
-    std::memcpy(cache_.k_row(batch_, head_, position), fresh(k_, position), sizeof(Element) * C::kHeadDim);
-    std::memcpy(cache_.v_row(batch_, head_, position), fresh(v_, position), sizeof(Element) * C::kHeadDim);
+    std::memcpy(cache.k_row(batch, head, position), fresh(k, position), sizeof(Element) * C::kHeadDim);
+    std::memcpy(cache.v_row(batch, head, position), fresh(v, position), sizeof(Element) * C::kHeadDim);
   }
-
-  const CacheView<C>& cache_;
-  const ffi::View<4>&k_, &v_;
-  int64_t batch_, head_;
-  int length_, after_;
 };
 
 // Dequantized tokens of one block, in `dtype`, to rows of k and v.

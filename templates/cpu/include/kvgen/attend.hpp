@@ -1,7 +1,6 @@
 // Attention of a block of query rows over the KV tiles of a work tile, and the merge of a head's splits.
 #pragma once
 
-#include "kvgen/expanded.hpp"
 #include "kvgen/packed.hpp"
 #include "kvgen/step.hpp"
 

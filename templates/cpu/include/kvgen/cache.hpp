@@ -1,21 +1,12 @@
 // Addresses in a cache: blocks, the residual, the tokens of a call.
 #pragma once
+#include <algorithm>
 
 #include "kvgen/calls.hpp"
-#include "kvgen/chunk.hpp"
 #include "kvgen/format.hpp"
+#include "kvgen/operand.hpp"
 
 namespace kvgen {
-
-namespace ffi {
-
-// Raises where a tensor of bytes that is read as numbers of `to` bytes begins between two of them.
-template <int N>
-inline void check_start(const char* function, const char* name, const View<N>& bytes, int to) {
-  if (reinterpret_cast<uintptr_t>(bytes.data) % to) fail("ValueError", "%s: %s must start at a multiple of %d bytes", function, name, to);
-}
-
-}  // namespace ffi
 
 template <class C>
 struct CacheView {
@@ -27,11 +18,6 @@ struct CacheView {
 
   explicit CacheView(const ffi::Cache& c) : cache(c) {}
 
-  // Raises where the params of the blocks would not be aligned.
-  CacheView(const ffi::Cache& c, const char* function) : CacheView(c) {
-    ffi::check_start(function, "packed", cache.packed, alignof(typename C::Param));
-  }
-
   uint8_t* block(int64_t batch, int64_t head, int64_t index) const {
     int64_t outer = batch, inner = Places::place(index), per = cache.blocks;
     if constexpr (C::kPageBlocks > 0) {
@@ -41,9 +27,6 @@ struct CacheView {
     }
     return cache.packed.template as<uint8_t>() + ((outer * C::kv_heads + head) * per + inner) * C::kBlockBytes;
   }
-
-  // Blocks that are due when a sequence grows from `length` to `after` tokens.
-  static int64_t due_blocks(int length, int after) { return Residual::packed_blocks(after) - Residual::packed_blocks(length); }
 
   // The first packed block that is still there, of a sequence of this length.
   static int first_held(int64_t length) {
@@ -133,6 +116,63 @@ struct CacheView {
 template <class Element>
 inline Element* row_of(const ffi::View<4>& view, int64_t batch, int64_t token, int64_t head) {
   return view.as<Element>() + batch * view.stride[0] + token * view.stride[1] + head * view.stride[2];
+}
+
+// The lengths of a call's sequences: how they are checked, and the calls that change nothing else.
+
+inline int64_t longest(const int32_t* lengths, int64_t batch) {
+  int64_t most = 0;
+  for (int64_t b = 0; b < batch; ++b) most = std::max<int64_t>(most, lengths[b]);
+  return most;
+}
+
+inline void check_length(int64_t b, int64_t length) {
+  if (length < 0) ffi::fail("ValueError", "sequence %lld has a negative length", (long long)b);
+}
+
+[[noreturn]] inline void refuse_overflow(const char* function, int64_t b, int64_t tokens, int64_t limit) {
+  ffi::fail("ValueError", "%s: sequence %lld would have %lld tokens, more than the limit of %lld", function, (long long)b,
+            (long long)tokens, (long long)limit);
+}
+
+inline void check_limit(const char* function, int64_t b, int64_t length, int64_t more, int64_t limit) {
+  if (more > limit - length) refuse_overflow(function, b, length + more, limit);
+}
+
+// An empty sequence stays empty, unless it has tokens of its own count.
+inline void advance(const ffi::Advance& call) {
+  const int64_t batch = call.lengths.size[0];
+  int32_t* lengths = call.lengths.as<int32_t>();
+  const int32_t* counts = call.counts.as<int32_t>();
+  const auto more = [&](int64_t b) { return counts ? counts[b] : lengths[b] > 0 ? call.tokens : 0; };
+  for (int64_t b = 0; b < batch; ++b) {
+    check_length(b, lengths[b]);
+    if (more(b) < 0) ffi::fail("ValueError", "advance: counts[%lld] is %d, must be at least 0", (long long)b, more(b));
+    check_limit("advance", b, lengths[b], more(b), call.limit);
+  }
+  for (int64_t b = 0; b < batch; ++b) lengths[b] += more(b);
+}
+
+// Between two crops lengths only grow, so the length that a crop finds is the longest since the last one. `most` is the largest rollback
+// that the residual has rows for.
+inline void crop(const ffi::Crop& call, int most) {
+  if (call.rollback > most) ffi::fail("ValueError", "crop: rollback is %d, this kernel keeps tokens for %d", call.rollback, most);
+  const int64_t batch = call.lengths.size[0];
+  int32_t *lengths = call.lengths.as<int32_t>(), *least = call.least.as<int32_t>();
+  const int32_t* counts = call.counts.as<int32_t>();
+  const auto fewer = [&](int64_t b) { return counts ? counts[b] : lengths[b] > 0 ? call.tokens : 0; };
+  const auto floor = [&](int64_t b) { return std::max(least[b], lengths[b] - call.rollback); };
+  for (int64_t b = 0; b < batch; ++b) {
+    check_length(b, lengths[b]);
+    if (least[b] < 0) ffi::fail("ValueError", "crop: least[%lld] is %d, must be at least 0", (long long)b, least[b]);
+    if (fewer(b) < 0 || fewer(b) > lengths[b] - floor(b))
+      ffi::fail("ValueError", "crop: sequence %lld has %d tokens, of which %d can be taken back, not %d", (long long)b, lengths[b],
+                lengths[b] - floor(b), fewer(b));
+  }
+  for (int64_t b = 0; b < batch; ++b) {
+    least[b] = floor(b);
+    lengths[b] -= fewer(b);
+  }
 }
 
 }  // namespace kvgen

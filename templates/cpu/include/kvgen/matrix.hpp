@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "kvgen/matrix/arguments.hpp"
-#include "kvgen/overlap.hpp"
 #include "kvgen/simd.hpp"
 #include "kvgen/threads.hpp"
 
@@ -117,13 +116,8 @@ int call(const char* name, Arguments::Kind kind, void (*function)(const Argument
     using kvgen::matrix::Arguments;                                                                                             \
     return kvgen::matrix::call<Config>(#name, Arguments::Kind::name, kvgen::matrix::Module<Config>::name, args, count, result); \
   }
-#define KVGEN_CPU_MATRIX(Config)                               \
-  KVGEN_CPU_MATRIX_FUNCTION(Config, scales)                    \
-  KVGEN_CPU_MATRIX_FUNCTION(Config, quantize)                  \
-  KVGEN_CPU_MATRIX_FUNCTION(Config, dequantize)                \
-  KVGEN_EXPORT(set_threads) {                                  \
-    return kvgen::ffi::guard(result, [&](TVMFFIAny&) {         \
-      kvgen::matrix::Module<Config>::threads.set(args, count); \
-      return false;                                            \
-    });                                                        \
-  }
+#define KVGEN_CPU_MATRIX(Config)                \
+  KVGEN_CPU_MATRIX_FUNCTION(Config, scales)     \
+  KVGEN_CPU_MATRIX_FUNCTION(Config, quantize)   \
+  KVGEN_CPU_MATRIX_FUNCTION(Config, dequantize) \
+  KVGEN_EXPORT(set_threads) { return kvgen::matrix::Module<Config>::threads.set(args, count, result); }

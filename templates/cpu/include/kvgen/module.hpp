@@ -3,7 +3,7 @@
 
 #include "kvgen/append.hpp"
 #include "kvgen/attend.hpp"
-#include "kvgen/lengths.hpp"
+#include "kvgen/cache.hpp"
 #include "kvgen/threads.hpp"
 
 namespace kvgen {
@@ -23,87 +23,73 @@ class Module {
                                         C::kPageBlocks, C::dtype,    kDLCPU,      1,          C::sinks};
   static inline Threads threads;
 
-  static int64_t workspace_bytes(const ffi::Bound& bound) { return shape("workspace_bytes", bound).workspace_bytes(bound.max_len); }
-  static int64_t plan_size(const ffi::Bound& bound) { return shape("plan_size", bound).plan.size(); }
+  static int64_t workspace_bytes(const ffi::Bound& bound) { return shape(bound).workspace_bytes(bound.max_len); }
+  static int64_t plan_size(const ffi::Bound& bound) { return shape(bound).plan.size(); }
+  static int64_t split_tokens(const ffi::Bound& bound) { return shape(bound).split_tokens(static_cast<int>(bound.max_len)); }
 
-  // Tokens of a split for this bound; 0 where sequences are not split.
-  static int64_t split_tokens(const ffi::Bound& bound) {
-    return shape("split_tokens", bound).split_tokens(static_cast<int>(bound.max_len));
-  }
+  static void advance(const ffi::Advance& call) { kvgen::advance(call); }
+  static void crop(const ffi::Crop& call) { kvgen::crop(call, Residual::kRollback); }
 
   // Writes nothing until the lengths are checked.
   static void plan(const ffi::Plan& call) {
     const int64_t batch = call.lengths.size[0];
     const int32_t* lengths = call.lengths.as<int32_t>();
-    const int limit = to_int("plan", "limit", call.limit);
     const StepShape<C> shape("plan", batch, call.q_len, longest(lengths, batch), call.append);
     shape.check_size("plan", call.plan);
-    const auto step = [&](int64_t b) { return step_of(lengths[b], shape.plan.fresh, limit, call.skip_empty); };
+    const auto step = [&](int64_t b) { return step_of(lengths[b], shape.plan.fresh, call.limit, call.skip_empty); };
     for (int64_t b = 0; b < batch; ++b) {
       check_length(b, lengths[b]);
-      if (step(b) == SequenceStep::overflows) refuse_overflow("plan", b, int64_t{lengths[b]} + shape.plan.fresh, limit);
+      if (step(b) == SequenceStep::overflows) refuse_overflow("plan", b, int64_t{lengths[b]} + shape.plan.fresh, call.limit);
     }
     std::vector<int> made(shape.plan.size());  // the caller's tensor need not lie at a multiple of 16 bytes, as work tiles must
-    make_plan(shape.plan, lengths, limit, call.skip_empty, made.data());
+    make_plan(shape.plan, lengths, call.limit, call.skip_empty, made.data());
     std::memcpy(call.plan.data, made.data(), made.size() * sizeof(int));
   }
 
   static void pack(const ffi::Pack& call) {
-    const CacheView<C> cache(call.cache, "pack");
+    const CacheView<C> cache(call.cache);
     const int32_t* more = call.new_lengths.as<int32_t>();
-    const int limit = to_int("pack", "limit", call.limit);
-    int64_t most_blocks = 0;
     for (int64_t b = 0; b < call.cache.batch; ++b) {
       if (more[b] < 0 || more[b] > call.k.size[1])
         ffi::fail("ValueError", "pack: new_lengths[%lld] is %d, k has %lld tokens", (long long)b, more[b], (long long)call.k.size[1]);
       cache.check(b, cache.length(b), more[b], cache.length(b));
-      check_limit("pack", b, cache.length(b), more[b], limit);
-      const int64_t blocks = CacheView<C>::due_blocks(cache.length(b), cache.length(b) + more[b]);
-      most_blocks = blocks > most_blocks ? blocks : most_blocks;
+      check_limit("pack", b, cache.length(b), more[b], call.limit);
     }
-    const auto appended = [&](int64_t b, int64_t head) { return Append<C>(cache, call.k, call.v, b, head, cache.length(b), more[b]); };
+    const auto appended = [&](int64_t b, int64_t head) {
+      return Append<C>{cache, call.k, call.v, b, head, cache.length(b), cache.length(b) + more[b]};
+    };
 #pragma omp parallel num_threads(threads.count())
-    append(call.cache.batch, most_blocks, appended);
+    append(call.cache.batch, appended);
     for (int64_t b = 0; call.advance && b < call.cache.batch; ++b) cache.length(b) += more[b];
   }
 
   // The lengths before the step are the plan's, where the caller gives one: its step may have advanced those of the cache already.
-  static void attend(const ffi::Attend& call, bool decode) {
-    const char* function = decode ? "decode" : "attend";
+  static void attend(const ffi::Attend& call) {
     const int64_t batch = call.cache.batch;
     if (batch == 0 || call.q_len == 0) return;
-    to_int(function, "limit", call.limit);
-    const CacheView<C> cache(call.cache, function);
-    ffi::check_start(function, "workspace", call.workspace, alignof(float));
-    const Step<C> step = call.plan ? given_step(function, call, decode) : own_step(function, call, decode);
-    // A plan of another module may have more splits than this one gives heads of such lengths.
-    const int64_t needed =
-        std::max(step.shape.workspace_bytes(std::max(call.max_len, longest(step.lengths.data(), batch))), step.partial_bytes());
+    const CacheView<C> cache(call.cache);
+    const Step<C> step = call.plan ? given_step(call) : own_step(call);
+    const int64_t needed = step.shape.workspace_bytes(std::max(call.max_len, longest(step.lengths.data(), batch)));
     if (needed > call.workspace.size[0])
       ffi::fail("ValueError", "workspace has %lld bytes, this call needs %lld", (long long)call.workspace.size[0], (long long)needed);
-    int64_t most_blocks = 0;
-    for (int64_t b = 0; b < batch; ++b) {
-      const int64_t blocks = CacheView<C>::due_blocks(step.lengths[b], step.lengths[b] + step.appended[b]);
-      most_blocks = blocks > most_blocks ? blocks : most_blocks;
-    }
     const Attention<C> attention(call, step);
     const auto appended = [&](int64_t b, int64_t head) {
-      return Append<C>(cache, call.k_new, call.v_new, b, head, step.lengths[b], step.appended[b]);
+      return Append<C>{cache, call.k_new, call.v_new, b, head, step.lengths[b], step.lengths[b] + step.appended[b]};
     };
 #pragma omp parallel num_threads(threads.count())
     {
       parallel_for(step.work.size(), [&](int64_t i) { attention.run(step.work[i]); });
       parallel_for(step.split_heads.size(), [&](int64_t i) { attention.merge(step.work[step.split_heads[i]]); });
       parallel_for(step.empty.size(), [&](int64_t i) { attention.zero(step.empty[i]); });
-      if (decode) append(batch, most_blocks, appended);
+      if (call.decode) append(batch, appended);
     }
-    if (decode && call.advance)
+    if (call.decode && call.advance)
       for (int64_t b = 0; b < batch; ++b) cache.length(b) += step.appended[b];
   }
 
   static void unpack(const ffi::Unpack& call) {
     using Element = typename C::Element;
-    const CacheView<C> cache(call.cache, "unpack");
+    const CacheView<C> cache(call.cache);
     const int64_t batch = call.cache.batch, per = call.cache.blocks + 1;  // the last one stands for the residual
     for (int64_t b = 0; b < batch; ++b) {
       cache.check(b, cache.length(b), 0, cache.length(b));
@@ -128,33 +114,34 @@ class Module {
   }
 
  private:
-  static StepShape<C> shape(const char* function, const ffi::Bound& bound) {
-    return StepShape<C>(function, bound.batch, bound.q_len, bound.max_len, false);
+  static StepShape<C> shape(const ffi::Bound& bound) {
+    return StepShape<C>(bound.function, bound.batch, bound.q_len, bound.max_len, false);
   }
 
-  static Step<C> own_step(const char* function, const ffi::Attend& call, bool decode) {
-    const CacheView<C> cache(call.cache);
-    const StepShape<C> shape(function, call.cache.batch, call.q_len, longest(call.cache.lengths.as<int32_t>(), call.cache.batch), decode);
-    for (int64_t b = 0; b < call.cache.batch; ++b) check_step(function, call, shape, b, cache.length(b), decode);
-    return Step<C>(shape, call.cache.lengths.as<int32_t>());
+  static Step<C> own_step(const ffi::Attend& call) {
+    const int32_t* lengths = call.cache.lengths.as<int32_t>();
+    const StepShape<C> shape(call.function, call.cache.batch, call.q_len, longest(lengths, call.cache.batch), call.decode);
+    for (int64_t b = 0; b < call.cache.batch; ++b) check_step(call, shape, b, lengths[b], call.decode);
+    return Step<C>(shape, lengths);
   }
 
-  static Step<C> given_step(const char* function, const ffi::Attend& call, bool decode) {
-    const StepShape<C> shape(function, call.cache.batch, call.q_len, 0, decode);
-    Step<C> step(function, shape, call.plan);
-    for (int64_t b = 0; b < call.cache.batch; ++b) check_step(function, call, shape, b, step.lengths[b], step.appended[b] > 0);
+  static Step<C> given_step(const ffi::Attend& call) {
+    const StepShape<C> shape(call.function, call.cache.batch, call.q_len, 0, call.decode);
+    Step<C> step(call.function, shape, call.plan);
+    for (int64_t b = 0; b < call.cache.batch; ++b) check_step(call, shape, b, step.lengths[b], step.appended[b] > 0);
     return step;
   }
 
-  static void check_step(const char* function, const ffi::Attend& call, const StepShape<C>& shape, int64_t b, int64_t length,
-                         bool appends) {
+  static void check_step(const ffi::Attend& call, const StepShape<C>& shape, int64_t b, int64_t length, bool appends) {
     CacheView<C>(call.cache).check(b, length, appends ? call.q_len : 0, length + shape.plan.fresh - call.q_len);
-    if (appends) check_limit(function, b, length, call.q_len, call.limit);
+    if (appends) check_limit(call.function, b, length, call.q_len, call.limit);
   }
 
   // Within a parallel region: blocks that are due, then the other tokens.
   template <class Appended>
-  static void append(int64_t batch, int64_t most_blocks, const Appended& appended) {
+  static void append(int64_t batch, const Appended& appended) {
+    int64_t most_blocks = 0;
+    for (int64_t b = 0; b < batch; ++b) most_blocks = std::max(most_blocks, appended(b, 0).due_blocks());
     if (most_blocks > 0)
       parallel_for(batch * C::kv_heads * most_blocks, [&](int64_t i) {
         const int64_t index = i % most_blocks, head = i / most_blocks % C::kv_heads, b = i / most_blocks / C::kv_heads;
@@ -166,34 +153,3 @@ class Module {
 };
 
 }  // namespace kvgen
-
-// One exported function: a question answered by an int, or a call.
-#define KVGEN_CPU_QUESTION(name)                                                                         \
-  KVGEN_EXPORT(name) {                                                                                   \
-    return kvgen::ffi::guard(result, [&](TVMFFIAny& to) {                                                \
-      to.v_int64 = KvgenModule::name(kvgen::ffi::parse_bound(KvgenModule::variant, #name, args, count)); \
-      return true;                                                                                       \
-    });                                                                                                  \
-  }
-#define KVGEN_CPU_CALL(name, ...)                      \
-  KVGEN_EXPORT(name) {                                 \
-    return kvgen::ffi::guard(result, [&](TVMFFIAny&) { \
-      __VA_ARGS__;                                     \
-      return false;                                    \
-    });                                                \
-  }
-
-// Exports the functions of the module ABI for configuration C.
-#define KVGEN_CPU_MODULE(C)                                                                                                      \
-  using KvgenModule = kvgen::Module<C>;                                                                                          \
-  KVGEN_CPU_QUESTION(workspace_bytes)                                                                                            \
-  KVGEN_CPU_QUESTION(split_tokens)                                                                                               \
-  KVGEN_CPU_QUESTION(plan_size)                                                                                                  \
-  KVGEN_CPU_CALL(plan, KvgenModule::plan(kvgen::ffi::parse_plan(KvgenModule::variant, args, count)))                             \
-  KVGEN_CPU_CALL(advance, kvgen::advance(kvgen::ffi::parse_advance(KvgenModule::variant, args, count)))                          \
-  KVGEN_CPU_CALL(crop, kvgen::crop(kvgen::ffi::parse_crop(KvgenModule::variant, args, count), KvgenModule::Residual::kRollback)) \
-  KVGEN_CPU_CALL(pack, KvgenModule::pack(kvgen::ffi::parse_pack(KvgenModule::variant, args, count)))                             \
-  KVGEN_CPU_CALL(attend, KvgenModule::attend(kvgen::ffi::parse_attend(KvgenModule::variant, args, count, false), false))         \
-  KVGEN_CPU_CALL(decode, KvgenModule::attend(kvgen::ffi::parse_attend(KvgenModule::variant, args, count, true), true))           \
-  KVGEN_CPU_CALL(unpack, KvgenModule::unpack(kvgen::ffi::parse_unpack(KvgenModule::variant, args, count)))                       \
-  KVGEN_CPU_CALL(set_threads, KvgenModule::threads.set(args, count))

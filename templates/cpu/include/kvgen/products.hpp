@@ -1,10 +1,9 @@
-// Products of codes and weights: the inner loop of both attention products, with floats or integers of 16 bits.
+// Products of codes and weights (a query, softmax weights): the inner loop of both attention products, with floats or, on AVX-512 VNNI
+// where a schedule asks for it, with integers of 16 bits.
 #pragma once
 #include "kvgen/operand.hpp"
 
 namespace kvgen {
-
-// The inner loop of both products: 16-row tiles of codes times the weights of a few query rows.
 
 // A function of its own, so that nothing around it competes for vector registers.
 #define KVGEN_HOT __attribute__((noinline))
@@ -98,101 +97,6 @@ KVGEN_INLINE void for_tiles(int begin, int end, F f) {
     if (begin < end) for_tiles<T / 2>(begin, end, f);
 }
 
-// Dot products with 16-bit integers: VNNI where the processor has it, else vpmaddwd, else plain arithmetic: the same numbers everywhere.
-
-// How a product of codes and weights of 16 bits is made. AVX-512 VNNI multiplies four codes by four bytes in every lane; the upper and the
-// lower byte of a weight have sums of their own, which meet at the end. Others multiply two codes by two weights.
-#ifdef __AVX512VNNI__
-constexpr int kParts = 2;
-#else
-constexpr int kParts = 1;
-#endif
-constexpr int kCodes = 2 * kParts;  // in a lane
-
-// sum + the products of the codes in a lane of `a` and the parts of weights in that of `b`.
-template <class I, class U>
-KVGEN_INLINE I add_products(const I& sum, const U& a, const U& b) {
-  constexpr int N = lanes_of<I>;
-  if constexpr (halved<I>) return {add_products(sum.low, a.low, b.low), add_products(sum.high, a.high, b.high)};
-#if defined(__AVX512VNNI__)
-  static_assert(N == 16);
-  return (I)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
-#else
-#if defined(__AVX512BW__)
-  if constexpr (N == 16) return sum + (I)_mm512_madd_epi16((__m512i)a, (__m512i)b);
-#endif
-#if defined(__AVXVNNI__)
-  if constexpr (N == 8) return (I)_mm256_dpwssd_avx_epi32((__m256i)sum, (__m256i)a, (__m256i)b);
-#elif defined(__AVX2__)
-  if constexpr (N == 8) return sum + (I)_mm256_madd_epi16((__m256i)a, (__m256i)b);
-#endif
-  return sum + (as<I>(a << 16) >> 16) * (as<I>(b << 16) >> 16) + (as<I>(a) >> 16) * (as<I>(b) >> 16);
-#endif
-}
-
-// sums(part * M + m, t) += sum over k of that part of weight[m][k] * stored code(tile t, k), over `words` words of 16 rows each. A row of
-// weights takes 2 * N bytes: word by word, part by part, in the order of `integers_of`. See `multiply`.
-template <class Code, int Prefetched, int N, int M, int T>
-KVGEN_INLINE void multiply_integers(const uint8_t* const (&tile)[T], int64_t prefetch_offset, const uint8_t* weight, int words,
-                                    Sums<kParts * M, T, I32>& sums) {
-  constexpr int per_word = Code::per_word, steps = per_word / kCodes, step = steps < kStep / kCodes ? steps : kStep / kCodes;
-  for (int w = 0; w < words; ++w) {
-    TileWords<T> packed;
-    packed.template load<Prefetched>(tile, w, prefetch_offset);
-#pragma GCC unroll 1
-    for (int first = 0; first < steps; first += step) {
-#pragma GCC unroll 16
-      for (int j = 0; j < step; ++j) {
-        U32 code[T];
-#pragma GCC unroll 16
-        for (int t = 0; t < T; ++t) code[t] = Code::template integers_of<kCodes>(packed.word[t], j);
-#pragma GCC unroll 16
-        for (int r = 0; r < kParts * M; ++r) {
-          const U32 b = splat<U32>(load<uint32_t>(weight + r % M * 2 * N + w * 2 * per_word + r / M * per_word + (first + j) * 4));
-#pragma GCC unroll 16
-          for (int t = 0; t < T; ++t) sums.reg[r][t] = add_products(sums.reg[r][t], code[t], b);
-        }
-      }
-      if constexpr (step < steps) packed.shift_right(step * (32 / per_word));
-    }
-  }
-}
-
-// Stores 16 weights, whose integers plus kRoundedOffset are the low bits of `v`, in the order of words with P codes.
-#ifdef __AVX512VNNI__
-constexpr int32_t kRoundedOffset = 128;  // makes the second byte the upper part, since the lower one is a signed number
-
-template <int P>
-inline void store_weights(I32 v, uint8_t* to) {
-  typedef int8_t Bytes __attribute__((vector_size(64)));
-  Bytes from{}, flip{};
-  for (int i = 0; i < 32; ++i) {
-    const int word = i / (2 * P), part = i / P % 2, code = i % P;
-    from[i] = static_cast<int8_t>((word * P + code % 4 * (P / 4) + code / 4) * 4 + part);
-    flip[i] = part == 0 ? -128 : 0;
-  }
-  const Bytes all = __builtin_shuffle((Bytes)v, from) ^ flip;
-  std::memcpy(to, &all, 32);
-}
-#else
-constexpr int32_t kRoundedOffset = 0;
-
-template <int P, class V>
-KVGEN_INLINE void store_weights(const V& v, uint8_t* to) {
-  constexpr int N = lanes_of<V>;
-  if constexpr (halved<V> && N > P) {
-    store_weights<P>(v.low, to);
-    store_weights<P>(v.high, to + N);
-  } else if constexpr (halved<V>) {
-    store(to, (v.low & 0xffff) | v.high << 16);
-  } else {
-    store(to, convert<int16_t>(__builtin_shuffle(v, lanes_from<V>([](int i) { return i / P * P + i % 2 * (P / 2) + i % P / 2; }))));
-  }
-}
-#endif
-
-// The weights of both products (a query, softmax weights) as the inner loop takes them: floats, or integers of 16 bits.
-
 enum class Dot { fp32, int16 };
 
 // Weights as they are, rows of Stride floats.
@@ -230,14 +134,45 @@ class FloatWeights {
   float bias_[M];
 };
 
-// Weights of rows of Stride floats, rounded to multiples of their largest absolute value over `most`. Sums of integers are exact, so this
-// rounding is the only error (docs/numerics.md).
+#ifdef __AVX512VNNI__
+constexpr int kBytes = 4;  // codes that one instruction multiplies by as many bytes, in every lane
+
+// sums(part * M + m, t) += sum over k of that part of weight[m][k] * stored code(tile t, k), over `words` words of 16 rows each. A row of
+// weights takes 2 * N bytes: word by word, part by part, in the order of `integers_of`. See `multiply`.
+template <class Code, int Prefetched, int N, int M, int T>
+KVGEN_INLINE void multiply_integers(const uint8_t* const (&tile)[T], int64_t prefetch_offset, const uint8_t* weight, int words,
+                                    Sums<2 * M, T, I32>& sums) {
+  constexpr int per_word = Code::per_word, steps = per_word / kBytes, step = steps < kStep / kBytes ? steps : kStep / kBytes;
+  for (int w = 0; w < words; ++w) {
+    TileWords<T> packed;
+    packed.template load<Prefetched>(tile, w, prefetch_offset);
+#pragma GCC unroll 1
+    for (int first = 0; first < steps; first += step) {
+#pragma GCC unroll 16
+      for (int j = 0; j < step; ++j) {
+        U32 code[T];
+#pragma GCC unroll 16
+        for (int t = 0; t < T; ++t) code[t] = Code::integers_of(packed.word[t], j);
+#pragma GCC unroll 16
+        for (int r = 0; r < 2 * M; ++r) {
+          const U32 b = splat<U32>(load<uint32_t>(weight + r % M * 2 * N + w * 2 * per_word + r / M * per_word + (first + j) * 4));
+#pragma GCC unroll 16
+          for (int t = 0; t < T; ++t) sums.reg[r][t] = (I32)_mm512_dpbusd_epi32((__m512i)sums.reg[r][t], (__m512i)code[t], (__m512i)b);
+        }
+      }
+      if constexpr (step < steps) packed.shift_right(step * (32 / per_word));
+    }
+  }
+}
+
+// Weights of rows of Stride floats, rounded to multiples of their largest absolute value over `most`. The upper and the lower byte of an
+// integer have sums of their own, which meet at the end. Sums of integers are exact, so the rounding is the only error (docs/numerics.md).
 template <class Code, int M, int Stride, int N>
 class IntegerWeights {
  public:
-  static constexpr int parts = kParts;
+  static constexpr int parts = 2;
   template <int T>
-  using Acc = Sums<kParts * M, T, I32>;
+  using Acc = Sums<2 * M, T, I32>;
 
   void set(const float* rows, int count, const float (&bias)[M]) {
     for (int m = 0; m < M; ++m) {
@@ -264,14 +199,13 @@ class IntegerWeights {
 
   template <int T>
   F32 sum(const Acc<T>& acc, int m, int t) const {
-    U32 total = as<U32>(acc(m, t));  // parts may exceed 32 bits where their sum does not
-    if constexpr (kParts == 2) total += as<U32>(acc(M + m, t)) << 8;
+    const U32 total = as<U32>(acc(m, t)) + (as<U32>(acc(M + m, t)) << 8);  // parts may exceed 32 bits where their sum does not
     return convert<float>(as<I32>(total)) * step_[m] + bias_[m];
   }
 
  private:
-  // The largest integer whose two bytes are signed numbers.
-  static constexpr float most = 32639.0f;
+  static constexpr float most = 32639.0f;  // the largest integer whose two bytes are signed numbers
+  static constexpr int32_t offset = 128;   // makes the second byte the upper part, since the lower one is a signed number
 
   // As bits, NaN is larger than infinity and infinity than every number.
   static float largest_of(const float* x, int count) {
@@ -283,20 +217,35 @@ class IntegerWeights {
 
   // Returns the sum of the integers.
   static int32_t round(const float* x, int count, float inverse, uint8_t* to) {
-    const F32 magic = splat<F32>(12582912.0f + kRoundedOffset);  // 1.5 * 2^23: the sum's lowest bits are the nearest integer
+    const F32 magic = splat<F32>(12582912.0f + offset);  // 1.5 * 2^23: the sum's lowest bits are the nearest integer
     U32 total{};
     for (int i = 0; i < count; i += kLanes) {
       const U32 rounded = as<U32>(load<F32>(x + i) * inverse + magic);
       total += rounded;
-      store_weights<Code::per_word>(as<I32>(rounded), to + 2 * i);
+      store_weights(rounded, to + 2 * i);
     }
-    return static_cast<int32_t>(kvgen::sum(total) - static_cast<uint32_t>(count) * (0x4b400000u + kRoundedOffset));
+    return static_cast<int32_t>(kvgen::sum(total) - static_cast<uint32_t>(count) * (0x4b400000u + offset));
+  }
+
+  // Stores 16 weights, whose integers plus `offset` are the low bits of `v`, in the order of words.
+  static void store_weights(U32 v, uint8_t* to) {
+    typedef int8_t Bytes __attribute__((vector_size(64)));
+    constexpr int P = Code::per_word;
+    Bytes from{}, flip{};
+    for (int i = 0; i < 32; ++i) {
+      const int word = i / (2 * P), part = i / P % 2, code = i % P;
+      from[i] = static_cast<int8_t>((word * P + code % 4 * (P / 4) + code / 4) * 4 + part);
+      flip[i] = part == 0 ? -128 : 0;
+    }
+    const Bytes all = __builtin_shuffle((Bytes)v, from) ^ flip;
+    std::memcpy(to, &all, 32);
   }
 
   alignas(64) uint8_t at_[2 * M * N];
-  int32_t start_[kParts * M] = {};  // of the lower parts; upper ones start at 0
+  int32_t start_[2 * M] = {};  // of the lower parts; upper ones start at 0
   float step_[M], bias_[M];
 };
+#endif
 
 // Of `tiles` tiles that should share a broadcast weight, those whose sums fit the registers that floats would take.
 template <class W>
@@ -306,6 +255,10 @@ constexpr int shared_tiles(int tiles) {
 
 // Weights over N elements of rows of Stride floats, as configuration C asks.
 template <class C, class Code, int Stride, int N = Stride>
+#ifdef __AVX512VNNI__
 using Weights = std::conditional_t<C::dot == Dot::int16, IntegerWeights<Code, C::rows, Stride, N>, FloatWeights<Code, C::rows, Stride>>;
+#else
+using Weights = FloatWeights<Code, C::rows, Stride>;
+#endif
 
 }  // namespace kvgen

@@ -75,93 +75,62 @@ struct Step {
   StepShape<C> shape;
   std::vector<WorkTile> work;       // worker by worker, so that the splits of a head follow one another
   std::vector<size_t> split_heads;  // where in `work` the heads with several splits begin
-  int slots = 0;                    // of partial results
   std::vector<int> empty;           // sequences that give zeros, and to which nothing is appended
   std::vector<int32_t> lengths;     // before the step; 0 for empty sequences
   std::vector<int32_t> appended;    // tokens that the step appends
 
-  // Bytes of the partial results.
-  int64_t partial_bytes() const { return slots * shape.slot_rows() * StepShape<C>::record * static_cast<int64_t>(sizeof(float)); }
-
   // The plan of `lengths`, which the caller has checked.
-  Step(const StepShape<C>& shape_, const int32_t* lengths_) : Step(shape_) {
-    std::vector<int> plan(shape.plan.size());
-    make_plan(shape.plan, lengths_, INT32_MAX, false, plan.data());
-    read("", plan.data());
+  Step(const StepShape<C>& shape_, const int32_t* lengths_) : shape(shape_), lengths(lengths_, lengths_ + shape_.plan.batch) {
+    make(false);
   }
 
-  // A plan that the caller gives. Raises where it cannot be of a step of this shape: every head must be there exactly once, whole.
-  Step(const char* function, const StepShape<C>& shape_, const ffi::View<1>& plan) : Step(shape_) {
-    shape.check_size(function, plan);
-    read(function, plan.as<int>());
+  // The plan that the caller gives: a function of lengths, so it is made again from those that it holds. Raises where it holds none.
+  Step(const char* function, const StepShape<C>& shape_, const ffi::View<1>& given) : shape(shape_), lengths(shape_.plan.batch, -1) {
+    const PlanShape& p = shape.plan;
+    shape.check_size(function, given);
+    const int* plan = given.as<int>();
+    bool valid = plan[0] >= 0 && plan[0] <= p.batch;
+    const auto set = [&](int b, int length) {
+      valid = valid && b >= 0 && b < p.batch && length >= 0 && length <= shape.most_tokens;
+      if (valid) lengths[b] = length;
+    };
+    for (int i = 0; valid && i < plan[0]; ++i) set(plan[p.empty_at() + i], 0);
+    for (int w = 0; valid && w < p.workers; ++w) {
+      WorkRange range;
+      std::memcpy(&range, plan + p.ranges_at() + 2 * w, sizeof(range));
+      valid = range.begin >= 0 && range.end <= p.most_work_tiles();
+      for (int i = range.begin; valid && i < range.end; ++i) {
+        WorkTile tile;  // a copy, as the caller's tensor need not lie at a multiple of 16 bytes
+        std::memcpy(&tile, plan + p.tiles_at() + 8 * i, sizeof(tile));
+        set(tile.sequence, tile.length);
+      }
+    }
+    if (!valid || std::count(lengths.begin(), lengths.end(), -1) > 0)
+      ffi::fail("ValueError", "%s: the plan is not one of this call", function);
+    shape = StepShape<C>(function, p.batch, p.q_len, *std::max_element(lengths.begin(), lengths.end()), p.fresh > 0);
+    make(plan[0] > 0);
   }
 
  private:
-  static constexpr int32_t unknown = -1;
-
-  explicit Step(const StepShape<C>& shape_) : shape(shape_), lengths(shape_.plan.batch, unknown), appended(shape_.plan.batch, 0) {}
-
-  void read(const char* function, const int* plan) {
-    if (!read_empty(plan) || !read_work(plan) || !complete()) ffi::fail("ValueError", "%s: the plan is not one of this call", function);
-  }
-
-  bool read_empty(const int* plan) {
-    if (plan[0] < 0 || plan[0] > shape.plan.batch) return false;
-    empty.assign(plan + shape.plan.empty_at(), plan + shape.plan.empty_at() + plan[0]);
-    for (const int b : empty) {
-      if (b < 0 || b >= shape.plan.batch || lengths[b] != unknown) return false;
-      lengths[b] = 0;
-    }
-    return true;
-  }
-
-  bool read_work(const int* plan) {
-    for (int w = 0; w < shape.plan.workers; ++w) {
-      WorkRange range;
-      std::memcpy(&range, plan + shape.plan.ranges_at() + 2 * w, sizeof(range));
-      if (range.begin < 0 || range.end > shape.plan.most_work_tiles()) return false;
+  void make(bool skip_empty) {
+    const PlanShape& p = shape.plan;
+    std::vector<int> plan(p.size());
+    make_plan(p, lengths.data(), INT32_MAX, skip_empty, plan.data());
+    appended.assign(p.batch, p.fresh);
+    empty.assign(plan.data() + p.empty_at(), plan.data() + p.empty_at() + plan[0]);
+    for (const int b : empty) appended[b] = 0;
+    int slots = 0;
+    for (int w = 0; w < p.workers; ++w) {
+      const WorkRange range = reinterpret_cast<const WorkRange*>(plan.data() + p.ranges_at())[w];
       for (int i = range.begin; i < range.end; ++i) {
-        WorkTile tile;  // a copy, as the caller's tensor need not lie at a multiple of 16 bytes
-        std::memcpy(&tile, plan + shape.plan.tiles_at() + 8 * i, sizeof(tile));
-        if (!follows(tile)) return false;
-        add(tile);
+        WorkTile tile;
+        std::memcpy(&tile, plan.data() + p.tiles_at() + 8 * i, sizeof(tile));
+        if (tile.split_idx == 0 && tile.num_splits > 1) split_heads.push_back(work.size());
+        // Partial results get slots of their own numbering: a plan has one for each work tile, and most heads of a prompt are not split.
+        tile.slot = tile.num_splits > 1 ? slots++ : 0;
+        work.push_back(tile);
       }
     }
-    return true;
-  }
-
-  // Partial results get slots of their own numbering: a plan has one for each work tile, and most heads of a prompt are not split.
-  void add(WorkTile tile) {
-    if (tile.split_idx == 0) {
-      lengths[tile.sequence] = tile.length, appended[tile.sequence] = shape.plan.fresh;
-      if (tile.num_splits > 1) split_heads.push_back(work.size());
-    }
-    tile.slot = tile.num_splits > 1 ? slots++ : 0;
-    work.push_back(tile);
-  }
-
-  // Whether a work tile may come after those read so far: the next split of the same head, or the first one of the next head.
-  bool follows(const WorkTile& tile) const {
-    const PlanShape& p = shape.plan;
-    if (tile.sequence < 0 || tile.sequence >= p.batch || tile.length < 0 || tile.length > shape.most_tokens) return false;
-    if (tile.split_idx < 0 || tile.split_idx >= tile.num_splits || tile.first > tile.end) return false;
-    if (last(tile) && tile.end != p.end_tile(tile.length)) return false;
-    const WorkTile none, &before = work.empty() ? none : work.back();
-    const bool same = tile.sequence == before.sequence && tile.length == before.length;
-    if (tile.split_idx > 0)
-      return same && tile.head == before.head && tile.first == before.end && tile.num_splits == before.num_splits &&
-             tile.split_idx == before.split_idx + 1;
-    if (tile.first != p.first_tile(tile.length) || (!work.empty() && !last(before))) return false;
-    if (tile.head == 0) return lengths[tile.sequence] == unknown && (work.empty() || before.head == p.heads - 1);
-    return same && tile.head == before.head + 1 && tile.head < p.heads;
-  }
-
-  static bool last(const WorkTile& tile) { return tile.split_idx == tile.num_splits - 1; }
-
-  // Whether every sequence has its work, or is empty. `follows` has seen that heads come in order.
-  bool complete() const {
-    return std::count(lengths.begin(), lengths.end(), unknown) == 0 &&
-           (work.empty() || (last(work.back()) && work.back().head == shape.plan.heads - 1));
   }
 };
 

@@ -14,12 +14,15 @@ class Threads {
 
   // set_threads(n). Raises for more threads than the machine has processors: they would only wait for each other, and a million cannot be
   // started.
-  void set(const TVMFFIAny* args, int32_t count) {
-    const ffi::Args a("set_threads", args, count, 1, {kDLCPU, -1}, 1);
-    const int64_t n = a.integer(0, "n", 0), most = sysconf(_SC_NPROCESSORS_ONLN);
-    if (n > most)
-      ffi::fail("ValueError", "set_threads: %lld threads are more than the machine's %lld processors", (long long)n, (long long)most);
-    chosen_ = static_cast<int>(n);
+  int set(const TVMFFIAny* args, int32_t count, TVMFFIAny* result) {
+    return ffi::guard(result, [&](TVMFFIAny&) {
+      const ffi::Args a("set_threads", args, count, 1, {kDLCPU, -1}, 1);
+      const int64_t n = a.integer(0, "n", 0), most = sysconf(_SC_NPROCESSORS_ONLN);
+      if (n > most)
+        ffi::fail("ValueError", "set_threads: %lld threads are more than the machine's %lld processors", (long long)n, (long long)most);
+      chosen_ = static_cast<int>(n);
+      return false;
+    });
   }
 
  private:

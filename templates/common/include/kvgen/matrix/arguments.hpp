@@ -7,31 +7,26 @@ namespace kvgen::matrix {
 
 constexpr DLDataType kInt8{kDLInt, 8, 1};
 
-struct Arguments {
+struct Arguments : ffi::Args {
   enum class Kind {
     scales,      // (x, scales)
     quantize,    // (x, scales, codes)
     dequantize,  // (codes, scales, x)
   };
 
-  const char* function;
   ffi::View<2> x, codes;
   ffi::View<1> scales;
   int64_t tokens = 0, channels = 0;
-  DLDevice device{};
 
   Arguments(const char* function, const TVMFFIAny* args, int32_t count, Kind kind, DLDataType type, DLDeviceType on)
-      : function(function), item_(type.bits / 8) {
-    ffi::Args a(function, args, count, kind == Kind::scales ? 2 : 3, {on, -1}, 1);
+      : Args(function, args, count, kind == Kind::scales ? 2 : 3, {on, -1}, 1), item_(type.bits / 8) {
     const bool coded = kind == Kind::dequantize;
-    const auto from = coded ? a.tensor<2>(0, "codes", kInt8, {ffi::kAny, ffi::kAny}, ffi::Memory::strided)
-                            : a.tensor<2>(0, "x", type, {ffi::kAny, ffi::kAny}, ffi::Memory::strided);
+    const ffi::View<2> from = coded ? matrix(0, "codes", kInt8) : matrix(0, "x", type);
     tokens = from.size[0], channels = from.size[1];
-    scales = a.tensor<1>(1, "scales", ffi::kFloat32, {channels}, ffi::Memory::contiguous);
+    scales = tensor<1>(1, "scales", ffi::kFloat32, {channels}, ffi::Memory::contiguous);
     (coded ? codes : x) = from;
-    if (kind == Kind::quantize) codes = output(a.tensor<2>(2, "codes", kInt8, {tokens, channels}, ffi::Memory::strided), "codes");
-    if (coded) x = output(a.tensor<2>(2, "out", type, {tokens, channels}, ffi::Memory::strided), "out");
-    device = a.device();
+    if (kind == Kind::quantize) codes = output("codes", kInt8);
+    if (coded) x = output("out", type);
   }
 
   // Whether every row of a matrix consists of vectors of N elements that are aligned to their size, at most to 16 bytes.
@@ -53,7 +48,11 @@ struct Arguments {
     return reinterpret_cast<uintptr_t>(data) % (bytes < 16 ? bytes : 16) == 0;
   }
 
-  ffi::View<2> output(const ffi::View<2>& view, const char* name) const {
+  ffi::View<2> matrix(int i, const char* name, DLDataType type, int64_t rows = ffi::kAny, int64_t columns = ffi::kAny) {
+    return tensor<2>(i, name, type, {rows, columns}, ffi::Memory::strided);
+  }
+  ffi::View<2> output(const char* name, DLDataType type) {
+    const ffi::View<2> view = matrix(2, name, type, tokens, channels);
     if (tokens > 1 && view.stride[0] < channels)
       ffi::fail("ValueError", "%s: rows of %s must not overlap: one begins %lld elements after the other, and has %lld", function, name,
                 (long long)view.stride[0], (long long)channels);

@@ -11,8 +11,7 @@
 namespace kvgen {
 
 // A number that divides by a multiplication and a shift (Granlund and Montgomery, "Division by invariant integers using multiplication",
-// 1994). A GPU has no instruction that divides integers, and a compiler puts some 25 others in its place. Dividends are not negative.
-// A Divisor may hold zero as long as nothing is divided by it.
+// 1994), since a GPU has no instruction that divides integers. Dividends are not negative. It may be zero if nothing is divided by it.
 class Divisor {
  public:
   constexpr Divisor(int value) : value_(value) {  // not explicit, so that a member of this type can be initialized from an int
@@ -34,8 +33,6 @@ class Divisor {
   uint32_t multiplier_ = 0;  // 2^32 * (2^shift - value) / value + 1
 };
 
-// The row of KV tiles of a plan, and the ranges that it is cut into (kvgen/schedule/plan.hpp makes a plan of them).
-
 // The load of a head: how much it reads, in KV tiles. A head without tiles counts as one, because its residual needs a worker.
 struct HeadLoad {
   int tiles;
@@ -44,11 +41,9 @@ struct HeadLoad {
   KVGEN_HOST_DEVICE int all() const { return tiles + residual; }
 };
 
-// How the heads lie in the row, and how the row is cut.
-//
-// There are two kinds of rows. A shared range may hold tiles of several heads. Then `head_cost` empty positions precede the tiles of each
-// head, as many tiles as a worker could read while it starts on a head, and empty positions for the residual follow the tiles. Otherwise
-// every head has ranges of its own: a row of these has neither kind of empty positions, but the last range of a head may be partly empty.
+// How the KV tiles of all heads lie in a row, and how it is cut into ranges. A shared range may hold tiles of several heads. Then
+// `head_cost` empty positions precede the tiles of each head, as many tiles as a worker could read while it starts on a head, and empty
+// positions for the residual follow the tiles. Otherwise every head has ranges of its own, the last of which may be partly empty.
 struct Row {
   int each = 1;       // positions of a range
   int total = 0;      // positions of the row
@@ -56,11 +51,8 @@ struct Row {
   int head_cost = 0;  // empty positions before the tiles of a head
   bool shared = true;
 
-  // Positions of a head.
   KVGEN_HOST_DEVICE int positions(const HeadLoad& load) const { return shared ? head_cost + load.all() : own_ranges(load) * each; }
-  // The last positions of a head, which stand for its residual.
-  KVGEN_HOST_DEVICE int gap(const HeadLoad& load) const { return shared ? load.residual : 0; }
-  // Ranges of a head that has its own.
+  KVGEN_HOST_DEVICE int gap(const HeadLoad& load) const { return shared ? load.residual : 0; }  // for the residual
   KVGEN_HOST_DEVICE int own_ranges(const HeadLoad& load) const { return (load.tiles + each - 1) / each; }
   // The worker of a range. Fewer ranges than workers are spread evenly, because consecutive CTAs may share a multiprocessor. (The test
   // saves a division where there are as many.)
@@ -75,8 +67,7 @@ struct OwnLengths {
   KVGEN_HOST_DEVICE int operator[](int i) const { return longest - i * unit; }
 };
 
-// A work tile: a range [first, end) of the KV tiles of one head, and the data for its reduction. All fields are int32, as the plan stores
-// them.
+// A work tile: a range [first, end) of the KV tiles of one head, and the data for its reduction, as the plan stores them.
 struct alignas(16) WorkTile {
   int sequence = 0;
   int head = 0;                       // KV head, or a run of its query rows: see PlanShape::heads
@@ -107,12 +98,10 @@ struct PlanShape {
   int unpacked = 0;           // sink and local tokens (ResidualRows::kUnpacked), which are never in a packed block
   Divisor tile_residual = 0;  // unquantized tokens that have as many bytes as a KV tile; 0: they do not count
 
-  // Tokens of a sequence that are packed.
   KVGEN_HOST_DEVICE int packed(int length) const { return length > unpacked ? (length - unpacked) / block_tokens * block_tokens : 0; }
   KVGEN_HOST_DEVICE int end_tile(int length) const { return (packed(length) + tile_tokens - 1) / tile_tokens; }
-  // The first KV tile that holds a token which the step's first query attends to. If the window begins in the residual, no KV tile holds
-  // one, even if a gathered tile (of several blocks, on GPUs) covers that position. A window never goes with sink tokens, so tiles begin at
-  // position 0 here.
+  // The first KV tile that holds a token which the step's first query attends to; none does if the window begins in the residual. A window
+  // never goes with sink tokens, so tiles begin at position 0 here.
   KVGEN_HOST_DEVICE int first_tile(int length) const {
     const int token = length + fresh - q_len - window + 1;
     if (window == 0 || token <= 0) return 0;
@@ -127,7 +116,7 @@ struct PlanShape {
     const int each = (total + workers - 1) / workers;
     return each > least_tiles ? each : int{least_tiles};
   }
-  // The row of `number` heads with shared ranges. `loads` is the sum of their loads.
+  // The row of `number` heads with shared ranges; `loads` is the sum of their loads.
   KVGEN_HOST_DEVICE Row shared_row(int number, int loads) const {
     Row row;
     row.total = loads + number * head_cost, row.each = range_length(row.total), row.head_cost = head_cost;
@@ -140,9 +129,8 @@ struct PlanShape {
     row.each = each, row.total = each * ranges, row.ranges = ranges, row.shared = false;
     return row;
   }
-  // The lengths of own ranges that are not longer than those of `row`, which are shared. They are multiples of `least_tiles`, so that the
-  // warps of a CTA have equally many tiles. There are none if there are more heads than workers, or if a start costs nothing, since own
-  // ranges save starts.
+  // The lengths of own ranges that are not longer than those of `row`, which are shared: multiples of `least_tiles`, so that the warps of a
+  // CTA have equally many tiles. Own ranges save starts, so there are none where a start costs nothing.
   KVGEN_HOST_DEVICE OwnLengths own_lengths(int number, const Row& row) const {
     OwnLengths lengths;
     if (head_cost == 0 || number > workers) return lengths;
@@ -166,7 +154,7 @@ struct PlanShape {
   KVGEN_HOST_DEVICE int empty_at() const { return tiles_at() + 8 * most_work_tiles(); }
   KVGEN_HOST_DEVICE int64_t size() const { return static_cast<int64_t>(empty_at()) + batch; }
 
-  // Writes the header. If no head attends, also writes the ranges, which are empty.
+  // Writes the header and, if no head attends, the ranges, which are empty.
   KVGEN_HOST_DEVICE void begin(int* plan, int empty, int number) const {
     for (int i = 0; i < kHeader; ++i) plan[i] = i == 0 ? empty : 0;
     if (number > 0) return;
@@ -190,9 +178,8 @@ struct HeadRange {
   // The index of the work tile in a range, and the slot of its partial result. From one work tile to the next the head, the range or both
   // advance, and neither goes back, so number + range is unique.
   KVGEN_HOST_DEVICE int index(int range) const { return number + range; }
-  // Whether it is the first work tile of the range: the previous head's tiles end before the range.
+  // Whether it is the first work tile of the range, or the last one.
   KVGEN_HOST_DEVICE bool is_first_of(const Row& row, int range) const { return before <= range * row.each; }
-  // Whether it is the last work tile of the range: the next head's tiles begin after the range.
   KVGEN_HOST_DEVICE bool is_last_of(const Row& row, int range) const {
     return is_end(row, range) || end + row.head_cost >= (range + 1) * row.each;
   }
@@ -213,8 +200,7 @@ struct HeadRange {
   }
 
   // Writes every `step`-th work tile of the head, from its `start`-th on. The first work tile of a range sets `begin` of its worker's
-  // WorkRange. The last one sets `end`, and clears the workers without a range up to the worker of the next range. With `start` 0 it also
-  // clears the workers of ranges that hold no tile before this head.
+  // WorkRange, the last one `end`. Workers without a range up to the next one are cleared, and with `start` 0 those before this head.
   KVGEN_HOST_DEVICE void write(const PlanShape& shape, const Row& row, int* plan, int sequence, int head, int length, int start,
                                int step) const {
     WorkRange* workers = reinterpret_cast<WorkRange*>(plan + shape.ranges_at());

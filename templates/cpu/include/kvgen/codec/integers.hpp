@@ -35,12 +35,8 @@ struct Integers {
     return convert<float>(as<I32>((word ^ signs()) << (32 - Bits * (k + 1))) >> (32 - Bits));
   }
 
-  // Codes j, j + per_word / parts, ... of a word, each in one of the 32 bits' `parts` equal parts. One shift and one mask for all of them.
-  template <int parts, class U>
-  KVGEN_INLINE static U integers_of(const U& word, int j) {
-    constexpr uint32_t ones = parts == 4 ? 0x01010101u : 0x10001u;
-    return (word >> (Bits * j)) & (((1u << Bits) - 1) * ones);
-  }
+  // Codes j, j + per_word / 4, ... of a word, each in one of its four bytes. One shift and one mask for all of them.
+  KVGEN_INLINE static U32 integers_of(const U32& word, int j) { return (word >> (Bits * j)) & (((1u << Bits) - 1) * 0x01010101u); }
 
   // Stores scale and zero (at `zero_at`) of a group with this range. `largest`: its largest code.
   template <class Param>

@@ -4,7 +4,7 @@
 //   its unit          kWords, kRows, kPerByte: how an MMA tile lies in a lane's words
 //   decoding          expand: words to A fragments of the MMA; expand_bytes: to bytes, if kByteOperands
 //   its correction    what is left to do outside the MMA: unmix (and its inverse mix), row_factor, kUnit, kOffset, kTop
-//   encoding          make_scaler, quick_code, exact_code; kByThresholds: by comparison (pack/thresholds.cuh) instead
+//   encoding          make_scaler, quick_code, exact_code; kByThresholds: by comparison (pack/words.cuh) instead
 // Its sizes and offsets are rendered (kvgen/format/codecs.py).
 #pragma once
 #include <type_traits>

@@ -1,6 +1,6 @@
 // The end of a decode step: packs a block of unquantized tokens, and advances the lengths.
 #pragma once
-#include "kvgen/epilogue/split_reduction.cuh"
+#include "kvgen/epilogue/store.cuh"
 #include "kvgen/mainloop/packed_loop.cuh"
 #include "kvgen/mainloop/residual.cuh"
 #include "kvgen/pack/quantize.cuh"

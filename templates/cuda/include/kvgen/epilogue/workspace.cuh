@@ -15,7 +15,6 @@ struct RowStats {
 struct SplitSlots {
   int first, count, rank;
 
-  __device__ int at(int i) const { return first + i; }
   __device__ int own() const { return first + rank; }
 };
 
@@ -51,8 +50,6 @@ struct PartialSum {
 // counts those of all runs of packed-GQA rows.
 template <class Traits>
 struct Workspace {
-  static constexpr int kGroupCounters = 32;  // per head, for the groups of the first of two levels
-  static constexpr int kLevels = 2;  // the second level's stats have their own memory, since other threads may still read the first level's
   int* lengths_read;
   int* counters;  // of the arrivals of every head's splits, by run
   int* runs_read;
@@ -61,23 +58,20 @@ struct Workspace {
 
   __host__ __device__ static int64_t bytes(int heads, int slots) {
     const int64_t rows = static_cast<int64_t>(slots) * Traits::kQRows;
-    return counter_bytes(heads) + kLevels * rows * sizeof(RowStats) + rows * Traits::kHeadDim * 4;
+    return counter_bytes(heads) + rows * sizeof(RowStats) + rows * Traits::kHeadDim * 4;
   }
-  // Of a head: a counter and the groups' counters for each run, and one that counts the runs.
-  static constexpr int kHeadCounters = Traits::kRuns * (1 + kGroupCounters) + (Traits::kRuns > 1);
+  static constexpr int kHeadCounters = Traits::kRuns + (Traits::kRuns > 1);  // one for each run, and one that counts the runs
   __host__ __device__ static int64_t counter_bytes(int heads) { return (16LL + heads * 4LL * kHeadCounters + 255) / 256 * 256; }
 
   __device__ Workspace(const AttendArgs& args) {
     const int heads = args.cache.batch * args.cache.kv_heads, runs = Traits::kRuns == 1 ? 1 : args.runs;
     lengths_read = static_cast<int*>(args.workspace);
     counters = lengths_read + 4;
-    runs_read = counters + heads * Traits::kRuns * (1 + kGroupCounters);
+    runs_read = counters + heads * Traits::kRuns;
     stats = reinterpret_cast<RowStats*>(static_cast<uint8_t*>(args.workspace) + counter_bytes(heads));
-    sums = reinterpret_cast<float*>(stats + static_cast<int64_t>(kLevels) * args.slots * runs * Traits::kQRows);
+    sums = reinterpret_cast<float*>(stats + static_cast<int64_t>(args.slots) * runs * Traits::kQRows);
   }
-  __device__ RowStats* row_stats(int level, int slot, int row) const {
-    return stats + (static_cast<int64_t>(slot) * kLevels + level) * Traits::kQRows + row;
-  }
+  __device__ RowStats* row_stats(int slot, int row) const { return stats + static_cast<int64_t>(slot) * Traits::kQRows + row; }
   __device__ float* sum(int slot, int row) const { return sums + (static_cast<int64_t>(slot) * Traits::kQRows + row) * Traits::kHeadDim; }
   __device__ int* counter(const AttendArgs& args, const Head& head) const {
     return counters + (head.sequence * args.cache.kv_heads + head.head) * Traits::kRuns + head.run;

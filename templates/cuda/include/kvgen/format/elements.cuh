@@ -4,6 +4,7 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kvgen/format.hpp"
 
@@ -15,8 +16,42 @@ using Bfloat = __nv_bfloat16;
 constexpr float kLargestHalf = 65504.f;
 constexpr float kSmallestNormalHalf = 1.f / 16384;
 
+__device__ __forceinline__ float to_float(float x) { return x; }
 __device__ __forceinline__ float to_float(Half x) { return __half2float(x); }
 __device__ __forceinline__ float to_float(Bfloat x) { return __bfloat162float(x); }
+template <class Element>
+__device__ __forceinline__ Element from_float(float x) {
+  if constexpr (std::is_same_v<Element, Half>)
+    return __float2half_rn(x);
+  else if constexpr (std::is_same_v<Element, Bfloat>)
+    return __float2bfloat16_rn(x);
+  else
+    return x;
+}
+
+// Two elements of 16 bits, in a word.
+template <class Element>
+using Pair = std::conditional_t<std::is_same_v<Element, Half>, __half2, __nv_bfloat162>;
+template <class Element>
+__device__ __forceinline__ Pair<Element> as_pair(uint32_t x) {
+  return reinterpret_cast<Pair<Element>&>(x);
+}
+template <class Element>
+__device__ __forceinline__ float2 to_floats(uint32_t x) {
+  if constexpr (std::is_same_v<Element, Half>)
+    return __half22float2(as_pair<Half>(x));
+  else
+    return make_float2(__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000u));
+}
+
+// kWords neighbouring words, aligned to their size at both ends: one access.
+template <int kWords>
+__device__ __forceinline__ void copy_words(void* to, const void* from) {
+  struct alignas(4 * kWords) Words {
+    uint32_t words[kWords];
+  };
+  *static_cast<Words*>(to) = *static_cast<const Words*>(from);
+}
 __device__ __forceinline__ Half saturated_half(float x) { return __float2half_rn(fminf(fmaxf(x, -kLargestHalf), kLargestHalf)); }
 
 constexpr int align_up(int size, int to) { return (size + to - 1) / to * to; }

@@ -1,11 +1,54 @@
-// The positions of codes and params in a block, in fragment order. The packer, the unpacker and host tests use these functions; the tests
-// compare them with kvgen/format/places.py.
+// The order of codes and params in a block, as kvgen/format/places.py has it: how a lane reads its words, and where the packer puts them.
 #pragma once
 #include <type_traits>
 
-#include "kvgen/format/fragments.cuh"
+#include "kvgen/codec/integers.cuh"
+#include "kvgen/codec/unquantized.cuh"
 
 namespace kvgen {
+
+template <int kWords>
+__device__ __forceinline__ void load_words(uint32_t (&words)[kWords], uint32_t address) {
+  if constexpr (kWords == 4) {
+    const uint4 v = ptx::load_shared16(address);
+    words[0] = v.x, words[1] = v.y, words[2] = v.z, words[3] = v.w;
+  } else if constexpr (kWords == 2) {
+    const uint2 v = ptx::load_shared8(address);
+    words[0] = v.x, words[1] = v.y;
+  } else {
+    words[0] = ptx::load_shared4(address);
+  }
+}
+
+// Visits every (tile, step) pair of an operand in the order of a lane's words: `visit(pair, words)`.
+template <class Codec, int kPairs, class Visit>
+__device__ __forceinline__ void visit_words(uint32_t codes, int lane, Visit&& visit) {
+  constexpr int kWords = Codec::kWords;
+  constexpr int kVector = vector_words(kPairs * kWords);
+  constexpr int kChunk = kVector > kWords ? kVector : kWords;  // words per iteration: whole pairs, and whole loads
+#pragma unroll
+  for (int at = 0; at < kPairs * kWords; at += kChunk) {
+    uint32_t words[kChunk / kVector][kVector];
+#pragma unroll
+    for (int load = 0; load < kChunk / kVector; ++load)
+      load_words<kVector>(words[load], codes + ((at / kVector + load) * 32 + lane) * kVector * 4);
+#pragma unroll
+    for (int i = 0; i < kChunk / kWords; ++i) visit(at / kWords + i, &words[0][0] + i * kWords);
+  }
+}
+
+// The same for a sub-tile, or for two of 16 tokens that lie kHalfStride bytes apart.
+template <class Codec, int kPairs, int kHalfStride, class Visit>
+__device__ __forceinline__ void visit_subtile(uint32_t codes, int lane, Visit&& visit) {
+  if constexpr (kHalfStride == 0) {
+    visit_words<Codec, kPairs>(codes, lane, visit);
+  } else {
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      visit_words<Codec, kPairs / 2>(codes + half * kHalfStride, lane,
+                                     [&](int pair, const uint32_t* words) { visit(half * (kPairs / 2) + pair, words); });
+  }
+}
 
 enum class Which { key, value };
 
@@ -66,29 +109,11 @@ struct Places {
     return {word % 4 / 2, word / 4 * 2 + word % 2};
   }
 
-  // Bit offset of an element's code in the block.
-  __host__ __device__ static constexpr int64_t code_bit(int token, int channel) {
-    const int x = Runs::run_of(channel / 16), place = channel - Runs::channel(x), each = Runs::lane_channels(x);
-    const int row = token % kTileTokens, lane_row = row / 8, t = place / each, c = place % each;
-    int lane = 0, word = 0, bit = 0;
-    if constexpr (kKey) {
-      lane = row % 8 * 4 + t;
-      if constexpr (!Codec::kQuantized) {
-        word = c / 4 * 4 + c % 4 / 2 * 2 + lane_row, bit = c % 2 * 16;
-      } else {
-        word = c / 4 * Codec::kWords + lane_row / kPerByte;
-        bit = 8 * (c % 2 * 2 + c % 4 / 2) + kBits * (lane_row % kPerByte);
-      }
-    } else {
-      lane = (t * 2 + c % 2) * 4 + row % 8 / 2;
-      if constexpr (!Codec::kQuantized) {
-        word = c / 4 * 4 + lane_row * 2 + c % 4 / 2, bit = row % 2 * 16;
-      } else {
-        word = c / 2 / kPerByte;
-        bit = 8 * (row % 2 * 2 + lane_row) + kBits * (c / 2 % kPerByte) + first_bit(x);
-      }
-    }
-    return static_cast<int64_t>(word_offset(token, x, word, lane)) * 8 + bit;
+  // Of a 2-bit K: the byte in the block that has a channel's codes of `token`, one of a tile's first eight, and of the rows 8, 16 and 24
+  // further.
+  __host__ __device__ static constexpr int byte_offset(int token, int channel) {
+    const int x = Runs::run_of(channel / 16), place = channel - Runs::channel(x), each = Runs::lane_channels(x), c = place % each;
+    return word_offset(token, x, c / 4, token % 8 * 4 + place / each) + c % 2 * 2 + c % 4 / 2;
   }
 
   // Byte offset in the block of the scale (kind 0) or zero (kind 1) of an element's group.

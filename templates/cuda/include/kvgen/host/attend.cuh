@@ -6,7 +6,6 @@
 #include "kvgen/host/launch.cuh"
 #include "kvgen/mainloop/attend_planned.cuh"
 #include "kvgen/mainloop/attend_static.cuh"
-#include "kvgen/schedule/split_model.cuh"
 
 namespace kvgen {
 

@@ -1,6 +1,7 @@
-// Converts and checks the arguments of exported functions.
+// One call of an exported function on its device.
 #pragma once
 #include <cuda_runtime.h>
+#include <tvm/ffi/extra/c_env_api.h>
 
 #include "kvgen/ffi.hpp"
 #include "kvgen/host/args.cuh"
@@ -13,30 +14,30 @@ inline void check(cudaError_t error, const char* function) {
   ffi::fail("RuntimeError", "%s: CUDA reports %s: %s", function, cudaGetErrorName(error), cudaGetErrorString(error));
 }
 
-// Makes the tensors' device current for one call.
-class DeviceScope {
+// Makes the tensors' device current for one call, whose stream is torch's.
+class DeviceCall {
  public:
-  DeviceScope(int device, const char* function) {
-    check(cudaGetDevice(&before_), function);
-    if (device != before_) check(cudaSetDevice(device), function);
+  const char* function;
+  cudaStream_t stream;
+
+  DeviceCall(int device, const char* function_)
+      : function(function_), stream(static_cast<cudaStream_t>(TVMFFIEnvGetStream(kDLCUDA, device))) {
+    check(cudaGetDevice(&before_));
+    if (device != before_) check(cudaSetDevice(device));
     changed_ = device != before_;
   }
-  ~DeviceScope() {
+  explicit DeviceCall(const ffi::Args& call) : DeviceCall(call.device.device_id, call.function) {}
+  ~DeviceCall() {
     if (changed_) cudaSetDevice(before_);
   }
-  DeviceScope(const DeviceScope&) = delete;
-  DeviceScope& operator=(const DeviceScope&) = delete;
+  DeviceCall(const DeviceCall&) = delete;
+  DeviceCall& operator=(const DeviceCall&) = delete;
+
+  void check(cudaError_t error) const { detail::check(error, function); }
 
  private:
   int before_ = 0;
   bool changed_ = false;
 };
-
-inline Rows rows(const ffi::View<4>& view) { return {view.data, view.stride[0], view.stride[1], view.stride[2]}; }
-
-inline int to_int(const char* function, const char* name, int64_t value) {
-  if (value > INT32_MAX) ffi::fail("ValueError", "%s: %s is %lld, more than 2^31 - 1", function, name, static_cast<long long>(value));
-  return static_cast<int>(value);
-}
 
 }  // namespace kvgen::detail

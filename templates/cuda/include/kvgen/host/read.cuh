@@ -1,10 +1,5 @@
 // The read roofline: pure reads and a copy at memory speed. The fastest read depends on GPU and size, so several are offered.
 #pragma once
-#include <tvm/ffi/extra/c_env_api.h>
-
-#include <optional>
-
-#include "kvgen/ffi.hpp"
 #include "kvgen/host/checks.cuh"
 #include "kvgen/ptx.cuh"
 
@@ -71,10 +66,6 @@ __global__ void __launch_bounds__(Read::kThreads) read_kernel(const uint8_t* dat
   Read::run(data, bytes, sink);
 }
 
-inline void read_check(cudaError_t error) {
-  if (error != cudaSuccess) ffi::fail("RuntimeError", "read: CUDA reports %s: %s", cudaGetErrorName(error), cudaGetErrorString(error));
-}
-
 static __global__ void __launch_bounds__(512) copy_kernel(const uint4* from, uint4* to, size_t count) {
   constexpr int kLoads = 4;
   const size_t stride = static_cast<size_t>(gridDim.x) * 512;
@@ -90,21 +81,20 @@ static __global__ void __launch_bounds__(512) copy_kernel(const uint4* from, uin
 }
 
 // The arguments of both functions: uint8 [n], n a multiple of kReadChunk, and a second tensor.
-struct ReadCall {
-  ffi::View<1> data, other;
-  cudaStream_t stream;
-  int sms = 0;
-  std::optional<detail::DeviceScope> scope;
+struct ReadArgs : ffi::Args {
+  const char* first;
+  ffi::View<1> data = tensor<1>(0, first, ffi::kUint8, {ffi::kAny}, ffi::Memory::blocks), other;
 
-  ReadCall(const char* function, const TVMFFIAny* args, int32_t count, const char* first, const char* second) {
-    ffi::Args a(function, args, count, 2, {kDLCUDA, -1}, 16);
-    data = a.tensor<1>(0, first, ffi::kUint8, {ffi::kAny}, ffi::Memory::blocks);
-    other = a.tensor<1>(1, second, ffi::kUint8, {ffi::kAny}, ffi::Memory::blocks);
+  ReadArgs(const char* function, const TVMFFIAny* args, int32_t count, const char* first_, const char* second)
+      : Args(function, args, count, 2, {kDLCUDA, -1}, 16), first(first_) {
+    other = tensor<1>(1, second, ffi::kUint8, {ffi::kAny}, ffi::Memory::blocks);
     if (data.size[0] % kReadChunk) ffi::fail("ValueError", "%s: %s must be a multiple of %d bytes", function, first, kReadChunk);
-    const int device = a.device().device_id;
-    scope.emplace(device, function);
-    read_check(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device));
-    stream = static_cast<cudaStream_t>(TVMFFIEnvGetStream(kDLCUDA, device));
+  }
+  // CTAs of a launch with `each` per multiprocessor.
+  int ctas(const detail::DeviceCall& on, int each) const {
+    int sms = 0;
+    on.check(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device.device_id));
+    return sms * each;
   }
 };
 
@@ -112,12 +102,13 @@ struct ReadCall {
 template <class Read>
 int read_module(const TVMFFIAny* args, int32_t count, TVMFFIAny* result) {
   return ffi::guard(result, [&](TVMFFIAny&) {
-    const ReadCall call("read", args, count, "buffer", "sink");
+    const ReadArgs call("read", args, count, "buffer", "sink");
+    const detail::DeviceCall on(call);
     if (Read::kSharedBytes > 0)
-      read_check(cudaFuncSetAttribute(read_kernel<Read>, cudaFuncAttributeMaxDynamicSharedMemorySize, Read::kSharedBytes));
-    read_kernel<Read><<<call.sms * Read::kCtasPerSm, Read::kThreads, Read::kSharedBytes, call.stream>>>(
+      on.check(cudaFuncSetAttribute(read_kernel<Read>, cudaFuncAttributeMaxDynamicSharedMemorySize, Read::kSharedBytes));
+    read_kernel<Read><<<call.ctas(on, Read::kCtasPerSm), Read::kThreads, Read::kSharedBytes, on.stream>>>(
         call.data.as<uint8_t>(), static_cast<size_t>(call.data.size[0]), call.other.as<uint4>());
-    read_check(cudaGetLastError());
+    on.check(cudaGetLastError());
     return false;
   });
 }
@@ -125,11 +116,12 @@ int read_module(const TVMFFIAny* args, int32_t count, TVMFFIAny* result) {
 // copy(from, to): both uint8 [n].
 inline int copy_module(const TVMFFIAny* args, int32_t count, TVMFFIAny* result) {
   return ffi::guard(result, [&](TVMFFIAny&) {
-    const ReadCall call("copy", args, count, "from", "to");
+    const ReadArgs call("copy", args, count, "from", "to");
+    const detail::DeviceCall on(call);
     if (call.other.size[0] != call.data.size[0]) ffi::fail("ValueError", "copy: from and to must have the same size");
-    copy_kernel<<<call.sms * 4, 512, 0, call.stream>>>(call.data.as<uint4>(), call.other.as<uint4>(),
-                                                       static_cast<size_t>(call.data.size[0]) / 16);
-    read_check(cudaGetLastError());
+    copy_kernel<<<call.ctas(on, 4), 512, 0, on.stream>>>(call.data.as<uint4>(), call.other.as<uint4>(),
+                                                         static_cast<size_t>(call.data.size[0]) / 16);
+    on.check(cudaGetLastError());
     return false;
   });
 }

@@ -3,8 +3,7 @@
 #pragma once
 #include "kvgen/epilogue/append.cuh"
 #include "kvgen/epilogue/store.cuh"
-#include "kvgen/mainloop/residual_loop.cuh"
-#include "kvgen/pipeline/l2_prefetch.cuh"
+#include "kvgen/mainloop/residual.cuh"
 #include "kvgen/pipeline/pipeline.cuh"
 #include "kvgen/schedule/work_queue.cuh"
 

@@ -1,7 +1,6 @@
 // Boosted channels of K (Kitty): x = scale * (low + 4 * high) + zero. The upper bits `high` are a second stream of codes, and every 16
 // boosted channels are one more k-step of the MMA, whose B operand is q * 4 scale of these channels.
 #pragma once
-#include "kvgen/format/fragments.cuh"
 #include "kvgen/format/places.cuh"
 #include "kvgen/mainloop/query.cuh"
 

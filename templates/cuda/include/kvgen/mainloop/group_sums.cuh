@@ -1,7 +1,7 @@
 // V with scales per channel (as in the preset int8-per-channel): P * V of a group of tokens is summed as p * code; at the end of the group,
 // or of the KV tile, the sums are multiplied by the channels' scales and added to the output. Weights are p alone.
 #pragma once
-#include "kvgen/format/fragments.cuh"
+#include "kvgen/format/places.cuh"
 
 namespace kvgen {
 

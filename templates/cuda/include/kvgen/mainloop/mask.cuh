@@ -69,4 +69,12 @@ struct PackedMask {
   }
 };
 
+// Sliding window attention: a query attends to itself and the kTokens - 1 tokens before it.
+
+template <int kTokens>
+struct SlidingWindow {
+  static constexpr int kWindow = kTokens;
+  __device__ static constexpr int first_token(int position) { return position < kTokens ? 0 : position - kTokens + 1; }
+};
+
 }  // namespace kvgen

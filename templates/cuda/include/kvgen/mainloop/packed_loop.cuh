@@ -1,10 +1,9 @@
 // The packed loop: it computes scores, softmax and P*V of a warp's packed KV tiles, kStepSubtiles sub-tiles at a time.
 #pragma once
-#include "kvgen/mainloop/integer_keys.cuh"
 #include "kvgen/mainloop/keys.cuh"
 #include "kvgen/mainloop/mask.cuh"
 #include "kvgen/mainloop/score_modifier.cuh"
-#include "kvgen/mainloop/token_params.cuh"
+#include "kvgen/mainloop/softmax.cuh"
 #include "kvgen/mainloop/values.cuh"
 
 namespace kvgen {
@@ -200,7 +199,7 @@ __device__ __forceinline__ int run_tiles(const Shared<Traits>& shared, Pipeline&
 
 // Attends to this warp's packed tiles: every `stride`-th from `tile` to `stop`. Tiles that need a mask have loops of their own, because
 // they are few and a branch in the main loop would keep the compiler from interleaving its instructions. The accumulators stay in mixed
-// form (fragments.cuh).
+// form (codec/integers.cuh).
 template <class Traits, class Pipeline>
 __device__ __forceinline__ void attend_packed(const Shared<Traits>& shared, Pipeline& pipeline, int tile, int stop, int stride,
                                               const PackedMask<Traits>& mask, int lane, State<Traits> (&state)[Traits::kQTiles]) {

@@ -5,7 +5,7 @@
 #pragma once
 #include <type_traits>
 
-#include "kvgen/format/fragments.cuh"
+#include "kvgen/format/places.cuh"
 #include "kvgen/host/args.cuh"
 #include "kvgen/mainloop/traits.cuh"
 
@@ -60,9 +60,6 @@ struct QueryLoader {
   }
 
  private:
-  static constexpr bool kBfloat = std::is_same_v<Element, __nv_bfloat16>;
-  using Pair = std::conditional_t<kBfloat, __nv_bfloat162, __half2>;
-
   template <class Shared>
   __device__ static void publish_tile(const AttendArgs& args, const Shared& shared, const uint4 (&raw)[kVectors], int tile, int lane) {
     const float largest = largest_of_row(raw);
@@ -93,22 +90,16 @@ struct QueryLoader {
   }
 
   __device__ static float power_of_two(int exponent) { return __uint_as_float(static_cast<uint32_t>(127 + exponent) << 23); }
-  __device__ static Pair pair(uint32_t x) { return reinterpret_cast<Pair&>(x); }
-  __device__ static float2 floats(uint32_t x) {
-    if constexpr (kBfloat)
-      return make_float2(__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000u));
-    else
-      return __half22float2(ptx::as_half2(x));
-  }
   __device__ static uint32_t multiply(uint32_t x, __half2 factor) { return ptx::as_u32(__hmul2(ptx::as_half2(x), factor)); }
   __device__ static float largest_of_row(const uint4 (&raw)[kVectors]) {
-    Pair most = __habs2(pair(raw[0].x));
+    Pair<Element> most = __habs2(as_pair<Element>(raw[0].x));
 #pragma unroll
     for (int x = 0; x < kVectors; ++x)
-      for (uint32_t word : {raw[x].x, raw[x].y, raw[x].z, raw[x].w}) most = __hmax2(most, __habs2(pair(word)));
+      for (uint32_t word : {raw[x].x, raw[x].y, raw[x].z, raw[x].w}) most = __hmax2(most, __habs2(as_pair<Element>(word)));
 #pragma unroll
-    for (int lanes = 1; lanes < 4; lanes *= 2) most = __hmax2(most, pair(__shfl_xor_sync(~0u, reinterpret_cast<uint32_t&>(most), lanes)));
-    const float2 f = floats(reinterpret_cast<uint32_t&>(most));
+    for (int lanes = 1; lanes < 4; lanes *= 2)
+      most = __hmax2(most, as_pair<Element>(__shfl_xor_sync(~0u, reinterpret_cast<uint32_t&>(most), lanes)));
+    const float2 f = to_floats<Element>(reinterpret_cast<uint32_t&>(most));
     return fmaxf(f.x, f.y);
   }
   // Multiplies by 2^shift, which may exceed the range of fp16: two exact multiplications replace one. Adds the lane's channels to `sum`.
@@ -118,8 +109,8 @@ struct QueryLoader {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       uint32_t& word = words[i];
-      if constexpr (kBfloat) {
-        const float2 f = floats(word);
+      if constexpr (std::is_same_v<Element, Bfloat>) {
+        const float2 f = to_floats<Element>(word);
         word = ptx::pack_half2(f.x * power_of_two(shift), f.y * power_of_two(shift));
       } else {
         word = multiply(multiply(word, __float2half2_rn(power_of_two(first))), __float2half2_rn(power_of_two(shift - first)));

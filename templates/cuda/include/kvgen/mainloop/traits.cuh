@@ -2,14 +2,14 @@
 #pragma once
 #include <algorithm>
 
-#include "kvgen/format/fragments.cuh"
-#include "kvgen/schedule/split_model.cuh"
+#include "kvgen/format/places.cuh"
+#include "kvgen/host/launch.cuh"
 #include "kvgen/schedule/work_queue.cuh"
 
 namespace kvgen {
 
-enum class Copy { cp_async, bulk_stage, bulk_tile };    // bulk copies are 1-D, one per stage or one per KV tile
-enum class Reduction { last_cta, two_level, cluster };  // of the splits of a head
+enum class Copy { cp_async, bulk_stage, bulk_tile };  // bulk copies are 1-D, one per stage or one per KV tile
+enum class Reduction { last_cta, cluster };           // of the splits of a head
 
 // The schedule as the static kernel runs it.
 template <class Schedule_>
@@ -84,7 +84,7 @@ struct Traits : Schedule {
   static constexpr bool kValuePerToken = Value::kPerToken;
 
   // Without exact q, four rows or fewer meet K's codes of 4 bits or 2 as integers: columns 0..3 have the upper byte of q * scale rounded to
-  // 16 bits, columns 4..7 the lower one (integer_keys.cuh). With more rows the integers would take two MMAs, and 8-bit MMAs are slower.
+  // 16 bits, columns 4..7 the lower one (keys.cuh). With more rows the integers would take two MMAs, and 8-bit MMAs are slower.
   // q * scale is rounded for every set of channel params of a KV tile, which at 32 tokens or fewer costs more than integers save.
   static constexpr bool kIntegerKeys = kKeyPerChannel && kQueryTwice && !Schedule::kExactQ && Key::Codec::kByteOperands &&
                                        Format::kBoosted == 0 && Schedule::kTileSubtiles > 1 && Key::kGroup % 64 == 0;

@@ -1,6 +1,6 @@
 // MMA products of the softmax weights and V's codes, for one sub-tile of 32 packed tokens.
 #pragma once
-#include "kvgen/format/fragments.cuh"
+#include "kvgen/format/places.cuh"
 #include "kvgen/mainloop/softmax.cuh"
 
 namespace kvgen {

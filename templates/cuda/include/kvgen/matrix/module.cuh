@@ -1,7 +1,5 @@
 // The exported functions of a matrix module: scales, quantize, dequantize (docs/abi.md).
 #pragma once
-#include <tvm/ffi/extra/c_env_api.h>
-
 #include "kvgen/host/checks.cuh"
 #include "kvgen/matrix/arguments.hpp"
 #include "kvgen/matrix/kernels.cuh"
@@ -18,15 +16,13 @@ class Module {
   static int scales(const TVMFFIAny* args, int32_t count, TVMFFIAny* result) {
     return ffi::guard(result, [&](TVMFFIAny&) {
       const Arguments a("scales", args, count, Arguments::Kind::scales, Schedule::kType, kDLCUDA);
-      const Call call(a);
+      const detail::DeviceCall on(a);
       int sms = 0;
-      detail::check(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, a.device.device_id), a.function);
+      on.check(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, a.device.device_id));
       if (a.channels == 0) return false;
-      if (a.fits<kVector>(a.x))
-        launch_scales<Schedule, kVector>(matrix<const Element>(a.x), a.scales.template as<float>(), a.tokens, a.channels, sms, call.stream);
-      else
-        launch_scales<Schedule, 1>(matrix<const Element>(a.x), a.scales.template as<float>(), a.tokens, a.channels, sms, call.stream);
-      detail::check(cudaGetLastError(), a.function);
+      const auto launch = a.fits<kVector>(a.x) ? launch_scales<Schedule, kVector> : launch_scales<Schedule, 1>;
+      launch(matrix<const Element>(a.x), a.scales.template as<float>(), a.tokens, a.channels, sms, on.stream);
+      on.check(cudaGetLastError());
       return false;
     });
   }
@@ -42,14 +38,6 @@ class Module {
   }
 
  private:
-  struct Call {
-    detail::DeviceScope scope;
-    cudaStream_t stream;
-
-    explicit Call(const Arguments& a)
-        : scope(a.device.device_id, a.function), stream(static_cast<cudaStream_t>(TVMFFIEnvGetStream(kDLCUDA, a.device.device_id))) {}
-  };
-
   template <class T>
   static Matrix<T> matrix(const ffi::View<2>& view) {
     return {reinterpret_cast<T*>(view.data), view.stride[0]};
@@ -60,11 +48,10 @@ class Module {
     return ffi::guard(result, [&](TVMFFIAny&) {
       const Arguments a(function, args, count, kind, Schedule::kType, kDLCUDA);
       if (a.tokens == 0 || a.channels == 0) return false;
-      const Call call(a);
-      if (a.fits<kVector>(a.x) && a.fits<kVector>(a.codes) && a.aligned<kVector>(a.scales))
-        run<Map, kVector, From, To>(a, kind, call.stream);
-      else
-        run<Map, 1, From, To>(a, kind, call.stream);
+      const detail::DeviceCall on(a);
+      const bool wide = a.fits<kVector>(a.x) && a.fits<kVector>(a.codes) && a.aligned<kVector>(a.scales);
+      wide ? run<Map, kVector, From, To>(a, kind, on.stream) : run<Map, 1, From, To>(a, kind, on.stream);
+      on.check(cudaGetLastError());
       return false;
     });
   }
@@ -78,7 +65,6 @@ class Module {
     const bool coding = kind == Arguments::Kind::quantize;
     launch_map<Map, Schedule, kWide, From, To>(matrix<const From>(coding ? a.x : a.codes), matrix<To>(coding ? a.codes : a.x),
                                                a.scales.template as<float>(), a.tokens, a.channels, stream);
-    detail::check(cudaGetLastError(), a.function);
   }
 };
 

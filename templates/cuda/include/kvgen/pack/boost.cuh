@@ -45,7 +45,7 @@ __device__ __forceinline__ void sum_magnitudes(KRow&& k_row, int group, uint8_t*
 #pragma unroll 8
     for (int token = slice; token < Format::Key::kGroup; token += Stats::kSlices) {
       const Element* at = k_row(group * Format::Key::kGroup + token) + channel;
-      const float2 x = to_floats(*reinterpret_cast<const uint32_t*>(at), Element());
+      const float2 x = to_floats<Element>(*reinterpret_cast<const uint32_t*>(at));
       sums[0] += static_cast<double>(fabsf(x.x)), sums[1] += static_cast<double>(fabsf(x.y));
     }
     double* to = reinterpret_cast<double*>(smem + Stats::kSums) + slice * Stats::kDim + channel;
@@ -136,7 +136,7 @@ __device__ __forceinline__ void pack_boosted(KRow&& k_row, uint8_t* block, const
         const uint32_t code = Key::Codec::template exact_code<Key::Codec::kMaxBoosted>(to_float(k_row(row + 8 * i)[channel]), zero, scale);
         low |= (code & 3) << 2 * i, high |= code >> 2 << 2 * i;
       }
-      block[Places::code_bit(row, channel) / 8] = static_cast<uint8_t>(low);
+      block[Places::byte_offset(row, channel)] = static_cast<uint8_t>(low);
       word |= high << 8 * byte;
     }
     *reinterpret_cast<uint32_t*>(block + Boost::word_offset(token, step, lane)) = word;

@@ -10,22 +10,11 @@
 namespace kvgen {
 namespace packing {
 
-template <int kWords>
-__device__ __forceinline__ void store_words_at(uint8_t* address, const uint32_t* words) {
-  if constexpr (kWords == 4) {
-    *reinterpret_cast<uint4*>(address) = make_uint4(words[0], words[1], words[2], words[3]);
-  } else if constexpr (kWords == 2) {
-    *reinterpret_cast<uint2*>(address) = make_uint2(words[0], words[1]);
-  } else {
-    *reinterpret_cast<uint32_t*>(address) = words[0];
-  }
-}
-
 template <class Element>
 __device__ __forceinline__ void unpack_vector(const uint4& v, float (&values)[8]) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const float2 pair = to_floats(component(v, i), Element());
+    const float2 pair = to_floats<Element>(component(v, i));
     values[2 * i] = pair.x, values[2 * i + 1] = pair.y;
   }
 }
@@ -76,7 +65,7 @@ __device__ __forceinline__ void encode_words(Vector&& vector, Scalers&& scalers,
     for (int pair = 0; pair < Places::kLaneRows * 4; ++pair) {
       const int lane_row = pair / 4, j = pair % 4;
       if ((close >> lane_row & 1) == 0) continue;
-      const float2 x = to_floats(component(picked<Places::kLaneRows>(vector, lane_row), j), Element());
+      const float2 x = to_floats<Element>(component(picked<Places::kLaneRows>(vector, lane_row), j));
       const auto s = picked<Places::kLaneRows>(scalers, lane_row);
       fields.change(lane_row, 2 * j, correction<Codec>(x.x, s, 2 * j));
       fields.change(lane_row, 2 * j + 1, correction<Codec>(x.y, s, 2 * j + 1));
@@ -109,7 +98,7 @@ template <class Places, class Element, int kCount, class Vector, class Scalers>
 __device__ __forceinline__ void pack_chunk(Vector&& vector, int token, int x, uint8_t* block, Scalers&& scalers) {
   using Quant = typename Places::Quant;
   constexpr int kStore = store_words<Places, kCount>();
-  uint32_t words[kCount * Places::kWordsPerRun];
+  alignas(16) uint32_t words[kCount * Places::kWordsPerRun];
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     uint32_t run_words[Places::kWordsPerRun];
@@ -137,7 +126,7 @@ __device__ __forceinline__ void pack_chunk(Vector&& vector, int token, int x, ui
         uint8_t* to = block + Places::word_offset(token, x + w / Places::kWordsPerRun, w % Places::kWordsPerRun, threadIdx.x % 32);
         if constexpr (Places::kSharedWords)
           if (Places::Runs::is_half(x + i)) words[w] = share_word<Places>(words[w], x + i, to);
-        store_words_at<kStore>(to, words + w);
+        copy_words<kStore>(to, words + w);
       }
   }
 }
@@ -206,6 +195,23 @@ __device__ __forceinline__ void pack_operand(Row&& row, uint8_t* block, uint8_t*
   } else {
     pack_by_token<Format, kWhich, kThreads>(row, block);
   }
+}
+
+// Threads of a packing CTA: one warp for every tile of 16 tokens, at most eight.
+template <class Format>
+constexpr int pack_threads() {
+  return Format::kTokens >= 128 ? 256 : Format::kTokens * 2;
+}
+
+// CTAs per SM that limit the registers. The number depends on the architecture, so it must not be a template argument of a kernel: host
+// and device would name different kernels. Coding by thresholds needs few registers, a division for near ties needs more, and so do
+// addresses before SM90.
+template <class Format>
+constexpr int pack_ctas() {
+  using Element = typename Format::Element;
+  constexpr bool kByThresholds =
+      Format::Key::Codec::template kByThresholds<Element> && Format::Value::Codec::template kByThresholds<Element>;
+  return (kByThresholds ? 1024 : Format::Key::Codec::kPackThreads) / pack_threads<Format>();
 }
 
 // Prefetches the rows of V into L2 while K is packed.

@@ -9,24 +9,15 @@ namespace kvgen::packing {
 
 // Minimum and maximum of many 16-bit elements, two to a word.
 
-__device__ __forceinline__ uint32_t smaller(uint32_t a, uint32_t b, __half) {
-  return ptx::as_u32(__hmin2(ptx::as_half2(a), ptx::as_half2(b)));
-}
-__device__ __forceinline__ uint32_t larger(uint32_t a, uint32_t b, __half) {
-  return ptx::as_u32(__hmax2(ptx::as_half2(a), ptx::as_half2(b)));
-}
-__device__ __forceinline__ uint32_t smaller(uint32_t a, uint32_t b, __nv_bfloat16) {
-  const __nv_bfloat162 y = __hmin2(reinterpret_cast<__nv_bfloat162&>(a), reinterpret_cast<__nv_bfloat162&>(b));
+template <class Element>
+__device__ __forceinline__ uint32_t smaller(uint32_t a, uint32_t b) {
+  const Pair<Element> y = __hmin2(as_pair<Element>(a), as_pair<Element>(b));
   return reinterpret_cast<const uint32_t&>(y);
 }
-__device__ __forceinline__ uint32_t larger(uint32_t a, uint32_t b, __nv_bfloat16) {
-  const __nv_bfloat162 y = __hmax2(reinterpret_cast<__nv_bfloat162&>(a), reinterpret_cast<__nv_bfloat162&>(b));
+template <class Element>
+__device__ __forceinline__ uint32_t larger(uint32_t a, uint32_t b) {
+  const Pair<Element> y = __hmax2(as_pair<Element>(a), as_pair<Element>(b));
   return reinterpret_cast<const uint32_t&>(y);
-}
-
-__device__ __forceinline__ float2 to_floats(uint32_t x, __half) { return __half22float2(ptx::as_half2(x)); }
-__device__ __forceinline__ float2 to_floats(uint32_t x, __nv_bfloat16) {
-  return {__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000u)};
 }
 
 // Extremes of two interleaved series of 16-bit elements.
@@ -35,17 +26,17 @@ struct Range {
   uint32_t low, high;
 
   __device__ __forceinline__ void include(uint32_t other_low, uint32_t other_high) {
-    low = smaller(low, other_low, Element());
-    high = larger(high, other_high, Element());
+    low = smaller<Element>(low, other_low);
+    high = larger<Element>(high, other_high);
   }
   __device__ __forceinline__ void include(uint32_t pair) { include(pair, pair); }
   __device__ __forceinline__ void include_lane(int mask) { include(__shfl_xor_sync(~0u, low, mask), __shfl_xor_sync(~0u, high, mask)); }
   __device__ __forceinline__ float lowest() const {
-    const float2 x = to_floats(low, Element());
+    const float2 x = to_floats<Element>(low);
     return fminf(x.x, x.y);
   }
   __device__ __forceinline__ float highest() const {
-    const float2 x = to_floats(high, Element());
+    const float2 x = to_floats<Element>(high);
     return fmaxf(x.x, x.y);
   }
 };

@@ -16,14 +16,6 @@ constexpr int kThreads = 256;
 template <class Format>
 constexpr int kSinkRuns = ceil_div(Format::ResidualRows::kSink, Format::kTokens);
 
-template <class Element>
-__device__ __forceinline__ Element rounded(float x) {
-  if constexpr (std::is_same_v<Element, __half>)
-    return __float2half_rn(x);
-  else
-    return __float2bfloat16_rn(x);
-}
-
 template <class Places>
 __device__ __forceinline__ float param(const uint8_t* block, int kind, int token, int channel) {
   return __half2float(*reinterpret_cast<const __half*>(block + Places::param_offset(kind, token, channel)));
@@ -90,22 +82,9 @@ __device__ __forceinline__ void dequantize(const uint8_t* block, const uint32_t*
       const Affine<Places> affine = same ? first : Affine<Places>(block, other, channel, half);
       alignas(16) Element values[8];
 #pragma unroll
-      for (int i = 0; i < 8; ++i) values[i] = rounded<Element>(affine(codes[lane_row][i], i));
+      for (int i = 0; i < 8; ++i) values[i] = from_float<Element>(affine(codes[lane_row][i], i));
       out[lane_row] = *reinterpret_cast<const uint4*>(values);
     }
-  }
-}
-
-template <int kWords>
-__device__ __forceinline__ void load_words_at(const uint8_t* address, uint32_t* words) {
-  if constexpr (kWords == 4) {
-    const uint4 v = *reinterpret_cast<const uint4*>(address);
-    words[0] = v.x, words[1] = v.y, words[2] = v.z, words[3] = v.w;
-  } else if constexpr (kWords == 2) {
-    const uint2 v = *reinterpret_cast<const uint2*>(address);
-    words[0] = v.x, words[1] = v.y;
-  } else {
-    words[0] = *reinterpret_cast<const uint32_t*>(address);
   }
 }
 
@@ -123,11 +102,11 @@ __device__ __forceinline__ void unpack_operand(const uint8_t* block, int tokens,
   for (int item = threadIdx.x / 32; item < Format::kTokens / Places::kTileTokens * kChunks; item += kThreads / 32) {
     const int token = item / kChunks * Places::kTileTokens, x = item % kChunks * kChunk;
     if (token >= tokens) return;
-    uint32_t words[kChunk * Places::kWordsPerRun] = {};
+    alignas(16) uint32_t words[kChunk * Places::kWordsPerRun] = {};
 #pragma unroll
     for (int w = 0; w < kChunk * Places::kWordsPerRun; w += kLoad) {
       if (w % Places::kWordsPerRun >= Places::run_words(x + w / Places::kWordsPerRun)) continue;
-      load_words_at<kLoad>(block + Places::word_offset(token, x + w / Places::kWordsPerRun, w % Places::kWordsPerRun, lane), words + w);
+      copy_words<kLoad>(words + w, block + Places::word_offset(token, x + w / Places::kWordsPerRun, w % Places::kWordsPerRun, lane));
     }
     if constexpr (!Places::kKey) {
 #pragma unroll
@@ -159,13 +138,13 @@ __device__ __forceinline__ void unpack_boosted(const uint8_t* block, int tokens,
 #pragma unroll
     for (int byte = 0; byte < 4; ++byte) {
       const int channel = block[Boost::index_offset(token, Boost::position(step, lane, byte))];
-      const uint32_t low = block[Places::code_bit(first, channel) / 8], high = word >> 8 * byte;
+      const uint32_t low = block[Places::byte_offset(first, channel)], high = word >> 8 * byte;
       const float scale = param<Places>(block, 0, token, channel), zero = param<Places>(block, 1, token, channel);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const uint32_t code = (low >> 2 * i & 3) | (high >> 2 * i & 3) << 2;
         if (const int at = first + 8 * i; at < tokens)
-          row(at)[channel] = rounded<typename Format::Element>(__fmaf_rn(Places::Codec::decode(code), scale, zero));
+          row(at)[channel] = from_float<typename Format::Element>(__fmaf_rn(Places::Codec::decode(code), scale, zero));
       }
     }
   }

@@ -5,15 +5,9 @@
 
 namespace kvgen {
 
-// Assembles code fields into words, on the device and on the host.
-
 // Joins the low bytes of four words.
-__host__ __device__ __forceinline__ uint32_t join_bytes(uint32_t b0, uint32_t b1, uint32_t b2, uint32_t b3) {
-#ifdef __CUDA_ARCH__
+__device__ __forceinline__ uint32_t join_bytes(uint32_t b0, uint32_t b1, uint32_t b2, uint32_t b3) {
   return __byte_perm(__byte_perm(b0, b1, 0x0040), __byte_perm(b2, b3, 0x0040), 0x5410);
-#else
-  return (b0 & 0xff) | (b1 & 0xff) << 8 | (b2 & 0xff) << 16 | (b3 & 0xff) << 24;
-#endif
 }
 
 // The bytes of a lane's words of a run, before they are joined. The lane has eight channels of every lane row; in a half run it has four,
@@ -24,7 +18,7 @@ struct Fields {
 
   // Adds the fields of one lane row, which are in the low bytes of `codes`. Lane rows are added in order, since the first field of a byte
   // initializes it.
-  __host__ __device__ __forceinline__ void add(int lane_row, const uint32_t (&codes)[8]) {
+  __device__ __forceinline__ void add(int lane_row, const uint32_t (&codes)[8]) {
 #pragma unroll
     for (int w = 0; w < Places::kWordsPerRun; ++w)
 #pragma unroll
@@ -37,7 +31,7 @@ struct Fields {
   }
 
   // Corrects a field that was added before.
-  __host__ __device__ __forceinline__ void change(int lane_row, int channel, uint32_t by) {
+  __device__ __forceinline__ void change(int lane_row, int channel, uint32_t by) {
 #pragma unroll
     for (int w = 0; w < Places::kWordsPerRun; ++w)
 #pragma unroll
@@ -49,13 +43,12 @@ struct Fields {
         }
   }
 
-  __host__ __device__ __forceinline__ uint32_t word(int w) const { return join_bytes(bytes[w][0], bytes[w][1], bytes[w][2], bytes[w][3]); }
+  __device__ __forceinline__ uint32_t word(int w) const { return join_bytes(bytes[w][0], bytes[w][1], bytes[w][2], bytes[w][3]); }
 };
 
 // The same for 16-bit elements, two to a word.
 template <class Places>
-__host__ __device__ __forceinline__ void assemble_pairs(const uint32_t (&pairs)[Places::kLaneRows][4],
-                                                        uint32_t (&words)[Places::kWordsPerRun]) {
+__device__ __forceinline__ void assemble_pairs(const uint32_t (&pairs)[Places::kLaneRows][4], uint32_t (&words)[Places::kWordsPerRun]) {
 #pragma unroll
   for (int w = 0; w < Places::kWordsPerRun; ++w) words[w] = pairs[Places::pair(w).lane_row][Places::pair(w).channel];
 }

@@ -19,57 +19,54 @@ struct TileAddress {
   const uint8_t* index = nullptr;  // of the boosted channels
 };
 
-// The channel params that are copied with a stage of kTokens tokens: K's of the groups that begin in it, V's (kAtEnd) of those that end in
-// it. K's are read before the first product of a group, V's after the last one, and a stage is refilled when it is no longer read. A tile
-// that repeats sets of params has a copy for each.
-template <class Params, bool kAtEnd, int kTokens>
+template <int kBytes>
+using Size = std::integral_constant<int, kBytes>;
+
+// The channel params of K, or V, that are copied with a stage of kTokens tokens: K's of the groups that begin in it, V's of those that end
+// in it. K's are read before the first product of a group, V's after the last one, and a stage is refilled when it is no longer read.
+template <class Traits, Which kWhich, int kTokens>
 struct StageParams {
+  static constexpr bool kKey = kWhich == Which::key;
+  using Params = std::conditional_t<kKey, typename Traits::KeyChannelParams, typename Traits::ValueChannelParams>;
   static constexpr int kStages = std::max(1, Params::kTokens / kTokens);  // of a set
   static constexpr int kSets = std::max(1, kTokens / Params::kTokens);
   static constexpr int kBytes = kSets * Params::kSetBytes;
-  static constexpr int kSetBytes = Params::kSetBytes;
-  static constexpr bool kRepeats = Params::kRepeats;
-  __device__ __forceinline__ static bool any(int stage) { return kBytes > 0 && stage % kStages == (kAtEnd ? kStages - 1 : 0); }
-  __device__ __forceinline__ static int offset(int stage) { return stage / kStages * kBytes; }
-  // For a tile that repeats sets, the block's `within`-th: byte offset, from the operand's first params, of the stage's `nth` set.
-  __device__ __forceinline__ static int repeated(int stage, int nth, int within) {
-    return Params::repeated(within, stage / kStages * kSets + nth);
+  static constexpr int kBegin = kKey ? 0 : Traits::KeyChannelParams::kBytes;  // in a slot
+  // From a block's first params to its sub-tiles.
+  static constexpr int kDistance = Traits::Format::kHeaderBytes - (kKey ? Traits::Key::kChannelParams : Traits::Value::kChannelParams);
+
+  // If a block is one tile, its params precede the sub-tiles, which saves registers.
+  __device__ __forceinline__ static const uint8_t* address(const TileAddress& tile) {
+    return Traits::kTilesPerBlock == 1 ? tile.subtiles - kDistance : kKey ? tile.key_params : tile.value_params;
+  }
+  __device__ __forceinline__ static bool any(int stage) { return kBytes > 0 && stage % kStages == (kKey ? 0 : kStages - 1); }
+  // Calls `copy(Size, offset in the slot, address)` for each run of bytes. A tile that repeats sets has a copy of each. Their address is
+  // that of the block's first set, so its distance from the sub-tiles tells which tile of the block this is.
+  template <class CopyRun>
+  __device__ __forceinline__ static void each(const TileAddress& tile, int stage, CopyRun&& copy) {
+    if (!any(stage)) return;
+    const int at = stage / kStages * kBytes;
+    if constexpr (Params::kRepeats) {
+      const uint8_t* from = kKey ? tile.key_params : tile.value_params;
+      const int within = (static_cast<int>(tile.subtiles - from) - kDistance) / Traits::kTileBytes;
+#pragma unroll
+      for (int nth = 0; nth < kSets; ++nth)
+        copy(Size<Params::kSetBytes>(), kBegin + at + nth * Params::kSetBytes,
+             from + Params::repeated(within, stage / kStages * kSets + nth));
+    } else {
+      copy(Size<kBytes>(), kBegin + at, address(tile) + at);
+    }
   }
 };
-template <class Traits, int kTokens>
-using KeyStageParams = StageParams<typename Traits::KeyChannelParams, false, kTokens>;
-template <class Traits, int kTokens>
-using ValueStageParams = StageParams<typename Traits::ValueChannelParams, true, kTokens>;
 
-// The addresses of a tile's channel params and boost index, from as few registers as the format allows. If a block is one tile, they
-// precede the sub-tiles; if it is one K group, the index lies at a fixed distance from K's params.
-template <class Traits>
-__device__ __forceinline__ const uint8_t* key_params(const TileAddress& tile) {
-  using Format = typename Traits::Format;
-  return Traits::kTilesPerBlock == 1 ? tile.subtiles - Format::kHeaderBytes + Traits::Key::kChannelParams : tile.key_params;
-}
-template <class Traits>
-__device__ __forceinline__ const uint8_t* value_params(const TileAddress& tile) {
-  using Format = typename Traits::Format;
-  return Traits::kTilesPerBlock == 1 ? tile.subtiles - Format::kHeaderBytes + Traits::Value::kChannelParams : tile.value_params;
-}
-// Which tile of its block a tile is, where it repeats sets of K's or V's params. Their address is then that of the block's first set, so
-// its distance from the sub-tiles tells.
-template <class Traits>
-__device__ __forceinline__ int key_place(const TileAddress& tile) {
-  constexpr int kDistance = Traits::Format::kHeaderBytes - Traits::Key::kChannelParams;
-  return (static_cast<int>(tile.subtiles - tile.key_params) - kDistance) / Traits::kTileBytes;
-}
-template <class Traits>
-__device__ __forceinline__ int value_place(const TileAddress& tile) {
-  constexpr int kDistance = Traits::Format::kHeaderBytes - Traits::Value::kChannelParams;
-  return (static_cast<int>(tile.subtiles - tile.value_params) - kDistance) / Traits::kTileBytes;
-}
-template <class Traits>
+// If a block is one K group, the boost index lies at a fixed distance from K's params.
+template <class Traits, class KeyParams>
 __device__ __forceinline__ const uint8_t* boost_index(const TileAddress& tile) {
   using Format = typename Traits::Format;
-  constexpr bool kOneGroup = Format::kTokens == Traits::Key::kGroup;
-  return kOneGroup ? key_params<Traits>(tile) + (Format::kBoostIndex - Traits::Key::kChannelParams) : tile.index;
+  if constexpr (Format::kTokens == Traits::Key::kGroup)
+    return KeyParams::address(tile) + (Format::kBoostIndex - Traits::Key::kChannelParams);
+  else
+    return tile.index;
 }
 
 // Copies kBytes in rows of 512 bytes, of which each lane copies 16 bytes at `shared` and `global`. The remainder is copied with 8 or 4
@@ -88,9 +85,6 @@ __device__ __forceinline__ void warp_copy_async(uint32_t shared, const uint8_t* 
   }
 }
 
-template <class Traits, Copy kCopy = Traits::kCopy>
-struct Ring;
-
 // The runs of a gathered tile's stage: consecutive tokens of one block.
 template <class Traits>
 struct StageRuns {
@@ -108,12 +102,14 @@ struct StageRuns {
 };
 
 // `fill` copies stage `stage` of a tile to slot `slot_idx`.
+template <class Traits, Copy kCopy = Traits::kCopy>
+struct Ring;
 
 // cp.async by all lanes. Every stage commits one group, even an empty one, so the number of pending groups is the number of pending stages.
 template <class Traits>
 struct Ring<Traits, Copy::cp_async> {
-  using Key = KeyStageParams<Traits, Traits::kStageSubtiles * 32>;
-  using Value = ValueStageParams<Traits, Traits::kStageSubtiles * 32>;
+  using Key = StageParams<Traits, Which::key, Traits::kStageSubtiles * 32>;
+  using Value = StageParams<Traits, Which::value, Traits::kStageSubtiles * 32>;
   uint32_t base;
   int lane;
 
@@ -124,19 +120,11 @@ struct Ring<Traits, Copy::cp_async> {
   __device__ __forceinline__ void fill(int slot_idx, int stage, const TileAddress& tile) {
     const uint32_t mine = slot(slot_idx) + lane * 16, to = mine + Traits::kTileHeaderBytes;
     if (tile.exists) {
-      if constexpr (Key::kRepeats)
-        copy_sets<Key>(mine, tile.key_params, stage, key_place<Traits>(tile));
-      else if (Key::any(stage))
-        warp_copy_async<Key::kBytes>(mine + Key::offset(stage), key_params<Traits>(tile) + Key::offset(stage), lane);
-      if constexpr (Value::kRepeats)
-        copy_sets<Value>(mine + Traits::KeyChannelParams::kBytes, tile.value_params, stage, value_place<Traits>(tile));
-      else if (Value::any(stage))
-        warp_copy_async<Value::kBytes>(mine + Traits::KeyChannelParams::kBytes + Value::offset(stage),
-                                       value_params<Traits>(tile) + Value::offset(stage), lane);
-      if constexpr (Traits::Format::kBoosted > 0) {
-        if (stage == 0)
-          ptx::copy_async16_if<Traits::Format::kBoosted / 16>(mine + Traits::kTileParamBytes, boost_index<Traits>(tile), lane);
-      }
+      const auto copy = [&](auto size, int at, const uint8_t* from) { warp_copy_async<size>(mine + at, from, lane); };
+      Key::each(tile, stage, copy);
+      Value::each(tile, stage, copy);
+      if constexpr (Traits::Format::kBoosted > 0)
+        if (stage == 0) copy(Size<Traits::Format::kBoosted>(), Traits::kTileParamBytes, boost_index<Traits, Key>(tile));
       if constexpr (Traits::kGathered)
         gather_stage(to, tile.subtiles, stage);
       else
@@ -162,14 +150,6 @@ struct Ring<Traits, Copy::cp_async> {
   __device__ __forceinline__ void next_round() {}
 
  private:
-  template <class Params>
-  __device__ __forceinline__ void copy_sets(uint32_t to, const uint8_t* from, int stage, int within) {
-    if (!Params::any(stage)) return;
-#pragma unroll
-    for (int nth = 0; nth < Params::kSets; ++nth)
-      warp_copy_async<Params::kSetBytes>(to + Params::offset(stage) + nth * Params::kSetBytes, from + Params::repeated(stage, nth, within),
-                                         lane);
-  }
   __device__ __forceinline__ void gather_stage(uint32_t to, const uint8_t* block, int stage) {
     using Runs = StageRuns<Traits>;
 #pragma unroll
@@ -182,18 +162,19 @@ struct Ring<Traits, Copy::cp_async> {
 
 #if KVGEN_SM90
 // 1-D bulk copies by one lane, per stage or per tile. They complete on mbarriers.
-template <class Traits, bool kWholeTile>
-struct BulkRing {
+template <class Traits, Copy kCopy>
+struct Ring {
+  static constexpr bool kWholeTile = kCopy == Copy::bulk_tile;
   static constexpr int kBarriers = kWholeTile ? Traits::kTilesInFlight : Traits::kStages;
   static constexpr int kCopySubtiles = kWholeTile ? Traits::kTileSubtiles : Traits::kStageSubtiles;  // of one copy
-  using Key = KeyStageParams<Traits, kCopySubtiles * 32>;
-  using Value = ValueStageParams<Traits, kCopySubtiles * 32>;
+  using Key = StageParams<Traits, Which::key, kCopySubtiles * 32>;
+  using Value = StageParams<Traits, Which::value, kCopySubtiles * 32>;
   uint32_t base;
   uint32_t barriers;
   int lane;
   uint32_t parity = 0;
 
-  __device__ BulkRing(uint32_t shared, int warp, int lane_)
+  __device__ Ring(uint32_t shared, int warp, int lane_)
       : base(ptx::pinned(shared + warp * Traits::kTilesInFlight * Traits::kSlotBytes)),
         barriers(shared + Traits::Memory::kBarriers + warp * kBarriers * 8),
         lane(lane_) {
@@ -219,16 +200,10 @@ struct BulkRing {
       const bool adjacent = Traits::kTilesPerBlock == 1 && nth == 0 && Traits::Format::kHeaderBytes == Traits::kTileParamBytes;
       const int beside = adjacent && key + value == Traits::kTileParamBytes ? key + value : 0;
       ptx::barrier_expect(barrier, kBytes + key + value + index);
-      if constexpr (Key::kRepeats)
-        copy_sets<Key>(params, tile.key_params, nth, key_place<Traits>(tile), barrier);
-      else if (key > 0 && beside == 0)
-        ptx::copy_bulk(params + Key::offset(nth), key_params<Traits>(tile) + Key::offset(nth), key, barrier);
-      if constexpr (Value::kRepeats)
-        copy_sets<Value>(params + Traits::KeyChannelParams::kBytes, tile.value_params, nth, value_place<Traits>(tile), barrier);
-      else if (value > 0 && beside == 0)
-        ptx::copy_bulk(params + Traits::KeyChannelParams::kBytes + Value::offset(nth), value_params<Traits>(tile) + Value::offset(nth),
-                       value, barrier);
-      if (index > 0) ptx::copy_bulk(params + Traits::kTileParamBytes, boost_index<Traits>(tile), index, barrier);
+      const auto copy = [&](auto size, int at, const uint8_t* from) { ptx::copy_bulk(params + at, from, size, barrier); };
+      if (beside == 0) Key::each(tile, nth, copy), Value::each(tile, nth, copy);
+      if constexpr (Traits::Format::kBoosted > 0)
+        if (nth == 0) copy(Size<Traits::Format::kBoosted>(), Traits::kTileParamBytes, boost_index<Traits, Key>(tile));
       ptx::copy_bulk(to - beside, tile.subtiles + nth * kBytes - beside, kBytes + beside, barrier);
     }
   }
@@ -244,14 +219,6 @@ struct BulkRing {
   __device__ __forceinline__ void next_round() { parity ^= 1; }
 
  private:
-  template <class Params>
-  __device__ __forceinline__ static void copy_sets(uint32_t to, const uint8_t* from, int stage, int within, uint32_t barrier) {
-    if (!Params::any(stage)) return;
-#pragma unroll
-    for (int nth = 0; nth < Params::kSets; ++nth)
-      ptx::copy_bulk(to + Params::offset(stage) + nth * Params::kSetBytes, from + Params::repeated(stage, nth, within), Params::kSetBytes,
-                     barrier);
-  }
   // Each lane copies one run. Bytes that arrive before expect_tx do not complete the barrier, since its single arrival is lane 0's
   // expect_tx.
   __device__ __forceinline__ void gather(int slot_idx, int stage, const uint8_t* block) {
@@ -269,14 +236,6 @@ struct BulkRing {
   }
 };
 
-template <class Traits>
-struct Ring<Traits, Copy::bulk_stage> : BulkRing<Traits, false> {
-  using BulkRing<Traits, false>::BulkRing;
-};
-template <class Traits>
-struct Ring<Traits, Copy::bulk_tile> : BulkRing<Traits, true> {
-  using BulkRing<Traits, true>::BulkRing;
-};
 #endif
 
 }  // namespace kvgen
