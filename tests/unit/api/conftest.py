@@ -68,21 +68,15 @@ def wanting(spec: KernelSpec, *shapes: tuple[int, int]) -> KernelSpec:
     return load_spec({**spec.to_json(), "workloads": works})
 
 
-def naive_entry(
-    spec: KernelSpec, *, compiled: bool = True, variants: int = 1, device: str | None = None, names: tuple[str, ...] = ("cpu",)
-) -> Entry:
-    """An entry of the spec's workloads, which back ends of these names take in turn; with two variants, every second workload gets its own
-    module.
-    """
+def naive_entry(spec: KernelSpec, *, variants: int = 1) -> Entry:
+    """An entry of the spec's workloads; with two variants, every second workload gets its own module."""
     launches = []
     for index, work in enumerate(spec.workloads):
-        schedule = Schedule(names[index % len(names)], naive_schedule().layout, Params(naive=index % variants and index))
+        schedule = Schedule("cpu", naive_schedule().layout, Params(naive=index % variants and index))
         source = naive_variant(schedule)
-        artifact = build(source, ArtifactCache()) if compiled else None
-        launches.append((work, schedule, source, artifact))
-    facts = {**here("cpu"), **({"name": device} if device else {})}
+        launches.append((work, schedule, source, build(source, ArtifactCache())))
     times = tuple(Timing(work, 10.0) for work in spec.workloads)
-    return Entry.of(spec, "cpu", launches, device=facts, timings=times, provenance={"date": "2026-01-01"})
+    return Entry.of(spec, "cpu", launches, device=here("cpu"), timings=times, provenance={"date": "2026-01-01"})
 
 
 @pytest.fixture

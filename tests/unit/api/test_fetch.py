@@ -26,7 +26,7 @@ from kvgen.spec import dump_spec, load_spec
 from kvgen.spec.dispatch import ALIKE
 from kvgen.toolchain import compile as compile_module
 from tests.support.naive import naive_schedule, naive_source
-from tests.unit.api.conftest import naive_entry, wanting
+from tests.unit.api.conftest import naive_entry
 
 
 @pytest.fixture
@@ -91,40 +91,6 @@ def test_the_default_comes_with_one_warning(places, spec, naive_backend):
         kvgen.get_kernel(spec)
 
 
-def test_an_entry_of_another_device_comes_with_a_warning(places, spec, naive_backend, monkeypatch):
-    monkeypatch.setattr("kvgen.registry.select.misfits", lambda entry: [])
-    Store(places).put(naive_entry(spec, device="Other CPU"))
-    with pytest.warns(kvgen.FallbackWarning, match="tuned on Other CPU") as caught:
-        assert kvgen.get_kernel(spec).entry is not None
-    assert Path(caught[0].filename) == Path(__file__)
-
-
-def test_after_a_change_of_headers_each_launch_is_rendered_by_its_own_back_end(places, spec, monkeypatch):
-    wide = wanting(spec, (2, 32), (2, 4096))
-    asked = []
-
-    class Naive:
-        targets = ()
-
-        def missing(self):
-            return None
-
-        def lower(self, spec, schedule, target):
-            asked.append(schedule.backend)
-            return naive_source()
-
-        def tiling(self, spec, schedule, target):
-            return ALIKE
-
-    monkeypatch.setattr(backends, "get_backend", lambda name: Naive())
-    monkeypatch.setattr("kvgen.registry.select.misfits", lambda entry: [])
-    entry = naive_entry(wide, variants=2, names=("cuda", "tilelang"))
-    Store(places).put(replace(entry, launches=tuple(replace(launch, fingerprint="another") for launch in entry.launches)))
-    with pytest.warns(kvgen.FallbackWarning, match="rendered anew"):
-        kvgen.get_kernel(wide)
-    assert asked == ["cuda", "tilelang"]
-
-
 def test_nothing_supports_the_spec(places, spec, naive_backend):
     naive_backend.reason = "it is too naive"
     with pytest.raises(
@@ -150,14 +116,6 @@ def _no_compiler(*_):
 def test_a_module_that_is_here_needs_no_compiler(registered, spec, monkeypatch):
     monkeypatch.setattr(compile_module, "compiler_for", _no_compiler)
     assert kvgen.get_kernel(spec).entry == registered
-
-
-def test_an_entry_compiled_elsewhere_is_compiled_here(places, spec, tmp_path, monkeypatch):
-    Store(places).put(naive_entry(spec, compiled=False))
-    monkeypatch.setenv("KVGEN_CACHE_DIR", str(tmp_path / "empty"))
-    kernel = kvgen.get_kernel(spec)
-    assert kernel.entry is not None
-    assert list((tmp_path / "empty").rglob("module.so"))
 
 
 def test_without_a_compiler_the_error_says_so(registered, spec, tmp_path, monkeypatch):

@@ -120,26 +120,6 @@ def test_a_launch_is_asked_for_by_a_workload_or_its_name(spec):
             kernel.launch(wrong)
 
 
-def test_launches_of_two_back_ends_take_turns_over_one_cache(places, spec):
-    wide = wanting(spec, (2, 32), (2, 4096))
-    Store(places).put(naive_entry(wide, variants=2, names=("cuda", "tilelang")))
-    kernel = kvgen.get_kernel(wide)
-    short, long = Workload(batch=2, kv_len=32), Workload(batch=2, kv_len=4096)
-    assert [kernel.launch(work).backend for work in (short, long)] == ["cuda", "tilelang"]
-    assert kernel.launch(Workload(batch=2, kv_len=500)).backend == "tilelang"
-    cache = kernel.new_cache(BATCH, 128)
-    first, second = cache.sequences.workspaces.values()
-    assert first.data_ptr() != second.data_ptr()
-    k, v = _tensors(spec, TOKENS), _tensors(spec, TOKENS, seed=1)
-    kernel.prefill(cache, k[:, :25], v[:, :25])
-    for step in range(25, TOKENS):
-        q = _tensors(spec, 1, spec.attention.q_heads, seed=step)
-        out = kernel.variant(long if step % 2 else short).decode(q, k[:, step : step + 1], v[:, step : step + 1], cache)
-        expected = _expected(q, k[:, : step + 1], v[:, : step + 1], spec.attention.group)[0]
-        torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
-    assert len(cache.sequences.workspaces) == 2
-
-
 def test_threads(filled):
     kernel, _, _, _ = filled
     kernel.set_threads(1)

@@ -82,21 +82,6 @@ def test_caches_of_another_layout_are_refused(variant: Variant, module: Module) 
     assert cache.bound == 40
 
 
-def test_paged_caches_follow_their_table(module: Module) -> None:
-    spec = naive_spec(paged=True)
-    variant = Variant(spec, naive_layout(spec), module)
-    k, v, q = tokens(150), tokens(150, seed=1), tokens(1, heads=4, seed=2)
-    table = torch.tensor([[6, 0, 3], [2, 5, 1]], dtype=torch.int32)
-    outs = []
-    for kwargs in ({}, {"block_table": table, "pages": 7}):
-        cache = variant.new_cache(2, 192, **kwargs)
-        variant.prefill(cache, k, v)
-        outs.append(variant.attend(q, cache))
-        torch.testing.assert_close(variant.unpack(cache), (k, v))
-    assert cache.packed.shape == (7, 2, 64 // BLOCK, variant.layout.block_bytes)
-    assert torch.equal(*outs)
-
-
 def test_block_tables_are_checked(module: Module, variant: Variant) -> None:
     spec = naive_spec(paged=True)
     paged = Variant(spec, naive_layout(spec), module)
