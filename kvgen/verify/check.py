@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -78,7 +78,7 @@ class WorkloadCaches:
         self.sinks = learned_sinks(variant.spec, self.device)
         for cache in self.caches:
             variant.release(cache)  # the workspace of the variant that filled it
-        self.wanted: _Wanted | None = None
+        self.wanted: dict[str, Any] = {}
 
     @staticmethod
     def room(variant: Variant, workload: Workload, lengths: Sequence[int]) -> int:
@@ -91,17 +91,6 @@ class WorkloadCaches:
             cache.lengths.copy_(self.start)
             cache.bound, cache.sequences.uniform = self.length, self.uniform
             self.filled.restore(cache)
-
-
-@dataclass(frozen=True)
-class _Wanted:
-    """The expected results over the caches of a workload; the same for every variant of its layout."""
-
-    equal: Pair
-    ragged: dict[tuple[int, ...], Pair]
-    decode: Pair
-    blocks: torch.Tensor
-    """The block that `decode` fills: uint8 [batch, kv_heads, block_bytes]."""
 
 
 class WorkloadCheck(CallCheck):
@@ -123,26 +112,26 @@ class WorkloadCheck(CallCheck):
     def prepare(self) -> None:
         """References, kept with the caches."""
         caches, filled, batch = self.caches, self.filled, self.caches.workload.batch
-        if caches.wanted is not None:
+        if caches.wanted:
             return
         ragged = {lengths: filled.attend(caches.q, lengths) for lengths in unequal(batch, caches.length)}
         decode = filled.attend(caches.q, [self._almost_full] * batch, (caches.k, caches.v))
         filled.restore()
         blocks = filled.next_block(slice(None), self._almost_full, caches.k, caches.v)
-        caches.wanted = _Wanted(filled.attend(caches.q, caches.lengths), ragged, decode, blocks)
+        equal = filled.attend(caches.q, caches.lengths)
+        caches.wanted = {"equal": equal, "ragged": ragged, "decode": decode, "blocks": blocks}
 
     def run(self) -> None:
         """Raises CheckError at the first wrong number. Leaves the caches as they were."""
         caches, wanted, where = self.caches, self.caches.wanted, f"attend at {self._name}"
-        assert wanted is not None
         outputs: list[Pair] = [self.call(cache, caches.q) for cache in caches.caches]
         self._first = outputs[0]
-        self.comparison.output(where, *outputs[0], *wanted.equal)
+        self.comparison.output(where, *outputs[0], *wanted["equal"])
         for output in (*outputs[1:], self.call(caches.caches[0], caches.q)):
             self.same_output(f"{where} repeated", output, outputs[0])
         without = self.variant.attend(caches.q, caches.caches[0], sinks=self.sinks)
         self.comparison.same_bits(f"{where} without LSE", without, outputs[0][0])
-        for lengths, want in wanted.ragged.items():
+        for lengths, want in wanted["ragged"].items():
             self.filled.set(lengths, caches.length)
             found: Pair = self.call(caches.caches[0], caches.q)
             self.comparison.output(f"{where} over unequal lengths", *found, *want)
@@ -159,7 +148,7 @@ class WorkloadCheck(CallCheck):
         for cache in self.caches.caches:
             self.variant.release(cache)
 
-    def _decode(self, wanted: _Wanted) -> None:
+    def _decode(self, wanted: dict[str, Any]) -> None:
         """The first new token packs a block; all that are not in it wait in the residual."""
         caches, cache, where = self.caches, self.filled.cache, f"decode at {self._name}"
         q_len, new = caches.workload.q_len, (caches.k, caches.v)
@@ -169,16 +158,16 @@ class WorkloadCheck(CallCheck):
         for how in FORMS:
             self.filled.set(almost_full)
             found = self.formed(how, caches.q, new)(cache)
-            self.comparison.output(f"{where}, {how.end}, LSE {how.lse}", *found, *wanted.decode)
+            self.comparison.output(f"{where}, {how.end}, LSE {how.lse}", *found, *wanted["decode"])
             self.filled.restore(cache)
         cache.packed[target] = NAN_BYTE  # else a variant that packs nothing would leave the block of the one before it
         self.filled.set(almost_full)
         last: Pair = self.call(cache, caches.q, new)
-        self.comparison.output(where, *last, *wanted.decode)
+        self.comparison.output(where, *last, *wanted["decode"])
         self.same_lengths(where, cache, [length + q_len for length in almost_full])
         mine = cache.packed[target].clone()
         cache.packed[target] = before
-        self.same_codes(f"after {where}", mine, wanted.blocks)
+        self.same_codes(f"after {where}", mine, wanted["blocks"])
         after = self._almost_full + q_len
         first = max(self._almost_full, self.rows.first(after - self.rows.rollback))
         for residual, given in zip((cache.k_residual, cache.v_residual), new, strict=True):

@@ -31,7 +31,7 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 PATTERN_TOKENS = {"cpu": 4096, "cuda": 16384}
 """Tokens of a pattern. With fewer, an error in one token of a long sequence would be hidden; more take longer."""
 LEAST_BLOCKS = 4
-SCORES = {"cpu": 1 << 20, "cuda": 1 << 26}
+SCORES = {"cpu": 1 << 20, "cuda": 1 << 25}
 """Scores in fp64 that are held at once; on a CPU as many as glibc's heap reuses for the next step."""
 NORESERVE = 0x4000
 """Linux's MAP_NORESERVE, which `mmap` names from Python 3.13 on."""
@@ -154,7 +154,7 @@ class FilledCache:
         return order
 
     def _attend(self, q: torch.Tensor, lengths: torch.Tensor, where: torch.Tensor, new: Pair | None) -> Pair:
-        """Over the pattern's tokens, by how often each is seen (`far`), and over those that are not packed (`near`)."""
+        """Over the pattern's tokens, by how often each is seen, and over those that are not packed."""
         attention, q_len, sink, cap = self.spec.attention, q.shape[1], self.rows.sink, self.spec.attention.softcap
         packed = (lengths - sink - self.rows.local).clamp(min=0) // self.layout.tokens * self.layout.tokens
         total = lengths + (0 if new is None else q_len)
@@ -167,8 +167,8 @@ class FilledCache:
         queries = q.double().reshape(*q.shape[:2], attention.kv_heads, attention.group, -1).permute(2, 0, 3, 1, 4)
         queries = queries * attention.head_dim**-0.5  # [kv_heads, rows, group, q_len, dim]
         shape, count = (*queries.shape[:4], -1), self.pattern.k.shape[1]
-        far = (queries.flatten(1, 3) @ self.pattern.k.transpose(1, 2)).reshape(shape)  # once for all rows: K of the pattern is read once
-        scores = torch.cat([far, (queries.flatten(2, 3) @ k.permute(1, 0, 3, 2)).reshape(shape)], -1)
+        products = (queries.flatten(1, 3) @ self.pattern.k.transpose(1, 2), queries.flatten(2, 3) @ k.permute(1, 0, 3, 2))
+        scores = torch.cat([one.reshape(shape) for one in products], -1)
         if cap > 0:
             scores = cap * torch.tanh(scores / cap)
         scores += times.log()[:, None]

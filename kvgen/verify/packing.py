@@ -105,4 +105,4 @@ def _write(packed: torch.Tensor, offsets: torch.Tensor, numbers: torch.Tensor) -
 
 def _read(packed: torch.Tensor, offsets: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Inverse of `_write`."""
-    return packed[..., offsets.unsqueeze(-1) + torch.arange(dtype.itemsize)].view(dtype).squeeze(-1)
+    return packed[..., offsets.unsqueeze(-1) + torch.arange(dtype.itemsize)].contiguous().view(dtype).squeeze(-1)
