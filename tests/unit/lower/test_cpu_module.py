@@ -121,6 +121,11 @@ def tensors(cache: KVCache) -> tuple[torch.Tensor | None, ...]:
     return cache.packed, cache.k_residual, cache.v_residual, cache.lengths, cache.block_table, None
 
 
+def behind(bytes_: torch.Tensor, offset: int) -> torch.Tensor:
+    """Room for as many bytes, not at the start of an allocation."""
+    return torch.zeros(bytes_.numel() + offset, dtype=torch.uint8)[offset:].view(bytes_.shape)
+
+
 def test_the_module_refuses_wrong_tensors_in_one_sentence() -> None:
     v, cache, q, _ = calls(spec_of())
     rest = (torch.empty_like(q), None, None, v.workspace(cache), None, 1.0, 64)
@@ -130,6 +135,8 @@ def test_the_module_refuses_wrong_tensors_in_one_sentence() -> None:
         (0, q.float(), "attend: q must be float16, is float32"),
         (0, q.transpose(2, 3).contiguous().transpose(2, 3), "attend: q must be contiguous in its last dimension"),
         (1, cache.packed[:, :, :, :-128], "attend: packed has size"),
+        (1, behind(cache.packed, 2), "attend: packed must start at a multiple of 4 bytes"),
+        (10, behind(good[10], 1), "attend: workspace must start at a multiple of 4 bytes"),
         (5, torch.zeros(2, 2, dtype=torch.int32), "block_table must be none: this kernel was built for a contiguous cache"),
         (6, cache.lengths, "residual_slots must be none: residuals lie in the order of sequences"),
         (9, torch.zeros(4), "attend: sinks must be none: this kernel has no learned sinks"),

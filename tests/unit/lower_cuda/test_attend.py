@@ -53,6 +53,8 @@ CASES: dict[str, tuple[int, dict[str, Value]]] = {
     "k4v4:h8/2:kg64:d48": (64, {"copy": "bulk_tile"}),
     "k2v4:h8/2:vchannel:kg48:vg48:d64": (192, {"tiles_in_flight": 2, "copy": "bulk_stage"}),
     "k4v8:token:page16:h4/2:d64": (16, {"tiles_in_flight": 2, "copy": "bulk_tile"}),
+    # rows of partial results of which an odd number fills no 16 bytes with their maxima and sums
+    "k4v4:h5/1": (128, {"kv_tile": 64}),
     # runs of 16 channels
     "k8v8:token:d112:h5/1:sym:page32": (32, {"kv_tile": 64}),
     "k2v4:token:d144:kg16:vg48:h2/2": (64, {"kv_tile": 64, "reduction": "cluster2"}),

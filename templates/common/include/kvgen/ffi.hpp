@@ -168,10 +168,11 @@ class Args {
   template <int N>
   void check_alignment(const View<N>& view, const char* name, int item, Memory memory) const {
     const bool wide = memory == Memory::blocks || memory == Memory::rows;
-    const int to = wide && row_align_ > item ? row_align_ : item;
+    const int row = wide && row_align_ > item ? row_align_ : item;
+    const int to = wide && row < 4 && item == 1 ? 4 : row;  // bytes hold numbers of up to 4 bytes
     bool aligned = reinterpret_cast<uintptr_t>(view.data) % to == 0;
     if (memory == Memory::rows)
-      for (int d = 0; d < N - 1; ++d) aligned = aligned && (view.size[d] < 2 || view.stride[d] * item % to == 0);
+      for (int d = 0; d < N - 1; ++d) aligned = aligned && (view.size[d] < 2 || view.stride[d] * item % row == 0);
     if (!aligned)
       fail("ValueError", "%s: %s%s must start at %s of %d bytes", function, memory == Memory::rows ? "rows of " : "", name,
            memory == Memory::rows ? "multiples" : "a multiple", to);

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <functional>
@@ -327,13 +329,18 @@ __forceinline__ int atomicAdd(int* x, int by) { return update(x, [=](int before)
 __forceinline__ int atomicMin(int* x, int y) { return update(x, [=](int before) { return std::min(before, y); }); }
 __forceinline__ int atomicMax(int* x, int y) { return update(x, [=](int before) { return std::max(before, y); }); }
 template <class T>
-__forceinline__ T __ldcg(const T* from) { return *from; }
+__forceinline__ T* aligned(T* at) {
+  if (reinterpret_cast<uintptr_t>(at) % sizeof(T)) std::fprintf(stderr, "misaligned access of %zu bytes\n", sizeof(T)), std::abort();
+  return at;
+}
 template <class T>
-__forceinline__ void __stcg(T* to, T x) { *to = x; }
+__forceinline__ T __ldcg(const T* from) { return *aligned(from); }
 template <class T>
-__forceinline__ T __ldcs(const T* from) { return *from; }
+__forceinline__ void __stcg(T* to, T x) { *aligned(to) = x; }
 template <class T>
-__forceinline__ void __stcs(T* to, T x) { *to = x; }
+__forceinline__ T __ldcs(const T* from) { return *aligned(from); }
+template <class T>
+__forceinline__ void __stcs(T* to, T x) { *aligned(to) = x; }
 inline float __log2f(float x) { return std::log2(x); }
 inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
   const unsigned long long bytes = static_cast<unsigned long long>(b) << 32 | a;
