@@ -18,6 +18,9 @@ from typing import Any, BinaryIO, NoReturn
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}")
 """Names of keys, ids, folders and files of entries. No separator, no leading dot or hyphen, so a name never leaves its folder."""
 
+MOST_DEPTH = 64
+"""Nesting of JSON that is read; beyond a few hundred levels Python's own functions over it fail."""
+
 
 def is_name(text: object) -> bool:
     """Whether `text` is a name of this pattern."""
@@ -81,7 +84,7 @@ def read_json(file: Path, most: int) -> Any:
 
 
 def parse_json(raw: bytes) -> Any:
-    """JSON of finite numbers. Raises ValueError, also where it is nested too deeply for Python."""
+    """JSON of finite numbers, nested at most MOST_DEPTH deep. Raises ValueError."""
 
     def refuse(text: str) -> NoReturn:
         raise ValueError(f"{text:.40} is no number")
@@ -90,6 +93,12 @@ def parse_json(raw: bytes) -> Any:
         return value if math.isfinite(value := float(text)) else refuse(text)
 
     try:
-        return json.loads(raw, parse_constant=refuse, parse_float=finite)
+        found = json.loads(raw, parse_constant=refuse, parse_float=finite)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
+    level = [found]
+    for _ in range(MOST_DEPTH):
+        level = [one for held in level if isinstance(held, (dict, list)) for one in (held.values() if isinstance(held, dict) else held)]
+        if not level:
+            return found
+    raise ValueError("it is nested too deeply")

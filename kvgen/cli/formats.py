@@ -148,11 +148,27 @@ def spec(
         typer.echo(parts[0].to_yaml(model), nl=False)
 
 
+def _bytes(text: str) -> int:
+    """`36000`, `36KB` (1000 bytes each) or `36KiB` (1024). Raises BadParameter."""
+    from pydantic import ByteSize, TypeAdapter, ValidationError
+
+    try:
+        size = TypeAdapter(ByteSize).validate_python(text)
+    except ValidationError:
+        size = ByteSize(0)
+    if size < 1:
+        raise typer.BadParameter(f"{text!r:.80} is no size of at least one byte; write 36000, 36KB or 36KiB")
+    return int(size)
+
+
 @app.command()
 def recommend(
     model_name: ModelName,
     budget: Annotated[
-        float | None, typer.Option("--budget-bytes-per-token", metavar="N", min=1, help="Of a packed token in all layers.")
+        int | None,
+        typer.Option(
+            "--budget-bytes-per-token", metavar="SIZE", parser=_bytes, help="Of a packed token in all layers, such as 36KB or 36KiB."
+        ),
     ] = None,
     most: Annotated[float | None, typer.Option("--max-error", metavar="X", min=0.0, help="Of the error that the table shows.")] = None,
     dtype: DType = None,

@@ -193,14 +193,20 @@ class Measurement(Json):
 def fingerprint(target: Target) -> dict[str, Any]:
     """The device that a target's kernels run on: JSON-able facts that change only when the machine does.
 
-    Of a CPU: kind, name, cores (of this process), features (digest) and last-level cache in bytes. Of a GPU: kind, and what NVML reports of
-    name, driver and power limit.
+    Of a CPU: kind, name, cores (of this process), features (digest) and last-level cache in bytes. Of a GPU: kind, what NVML reports of
+    name, driver and power limit, and what torch does of name, SMs and memory, in which parts of a GPU differ.
     """
     if target == "cpu":
         return {"kind": "cpu", "name": cpu_name(), "cores": cores(), "features": digest(cpu_features()), "llc_bytes": llc_bytes()}
     with nvml_device() as found:
         limit = found and ask(found[0].nvmlDeviceGetEnforcedPowerLimit, found[1])
-    return {"kind": "cuda", **gpu_identity(), **({"power_limit_w": limit // 1000} if limit else {})}
+    facts: dict[str, Any] = {"kind": "cuda", **gpu_identity(), **({"power_limit_w": limit // 1000} if limit else {})}
+    import torch
+
+    if torch.cuda.is_available():
+        gpu = torch.cuda.get_device_properties(0)
+        facts |= {"name": gpu.name, "sms": gpu.multi_processor_count, "memory_bytes": gpu.total_memory}
+    return facts
 
 
 @dataclass(frozen=True, slots=True)

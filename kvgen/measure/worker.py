@@ -46,6 +46,8 @@ LOG_LINES = 3
 PINNED = {"OMP_PROC_BIND": "true"}
 """Pins OpenMP threads: two threads on one core, while another process occupies the other, would wait for time slices."""
 FATAL = ("crash", "timeout", "oom")
+NEARLY = 0.8
+"""Part of its limit of memory from which on a process that was killed is taken to have run out of it."""
 OWN = ("reference", "read")
 """Stages in which kvgen's own code runs: their memory is not the candidate's, and they may take OWN_S."""
 PR_SET_PDEATHSIG = 1
@@ -103,8 +105,11 @@ class Worker:
         if len(jobs) < 2 or not all(one.kind in FATAL and one.detail == found[0].detail for one in found):
             return found
         single = [self._interleave([job], 1, timeout_s, None)[0] for job in jobs]
-        again = iter(self._interleave([job for job, one in zip(jobs, single, strict=True) if one.ok], rounds, timeout_s, seconds))
-        return [one if not one.ok or (more := next(again)).kind in FATAL else more for one in single]
+        again = self._interleave([job for job, one in zip(jobs, single, strict=True) if one.ok], rounds, timeout_s, seconds)
+        if all(one.kind in FATAL for one in again):
+            return single
+        more = iter(again)
+        return [next(more) if one.ok else one for one in single]
 
     def close(self) -> None:
         """End the process and all processes that it started."""
@@ -150,6 +155,8 @@ class _Process:
         self._limit = memory_bytes if device == "cpu" else self._ceiling  # CUDA maps far more than a candidate uses
         self._ready = 0
         """Resident bytes once torch is loaded."""
+        self._seen = 0
+        """Resident bytes when it was last looked at."""
         self._over = self._closed = False
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         self._connection, theirs = Pipe()
@@ -210,7 +217,8 @@ class _Process:
             except (EOFError, OSError):
                 self._closed = True
                 return None
-            self._over = self._resident() > most
+            self._seen = self._resident() or self._seen
+            self._over = self._seen > most
         return None
 
     def _resident(self) -> int:
@@ -226,8 +234,8 @@ class _Process:
             self._popen.wait(0 if self._over else 0.5)
         status, tail = self._popen.returncode, self._log_tail()
         self.kill()
-        if self._over:
-            most = self._ceiling if stage in OWN else self._limit
+        most = self._ceiling if stage in OWN else self._limit
+        if self._over or (status == -signal.SIGKILL and self._seen > NEARLY * most):  # which the system kills, too
             return Measurement("oom", f"it took more than {most >> 20} MiB of host memory during {stage}")
         if status is None and self._closed:
             return Measurement("crash", f"it closed its pipe during {stage}{tail}")

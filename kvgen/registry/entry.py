@@ -183,6 +183,11 @@ class Entry(Json):
                 raise Damaged(f"a launch has the workload {min(unknown)}, which the spec does not have")
             for timing in entry.timings:
                 timing.check()
+            if not all(isinstance(entry.provenance.get(name, ""), str) for name in ("date", "why")):
+                raise Damaged("date or why of its provenance is no text")
+            outputs = (entry.quality or {}).get("outputs") or {}
+            if not all(isinstance(outputs[data]["relative_l2"], (int, float)) for data in ("normal", "structured") if outputs):
+                raise Damaged("an error of its quality is no number")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, KvgenError) as error:
             raise Damaged(f"it cannot be read: {error}") from error
         return entry

@@ -150,10 +150,12 @@ class KVCache:
         numbers on the host, which is `clear`. Raises TypeError or ValueError on wrong numbers.
         """
         s = self.sequences
-        index, known = checks.numbers("rows", rows, None, s.batch - 1, "sequences", s.lengths.device, torch.int64)
-        if known is not None and set(known) == set(range(s.batch)):
+        there = s.lengths.device if isinstance(rows, Tensor) and rows.device.type != "cpu" else torch.device("cpu")
+        index, known = checks.numbers("rows", rows, None, s.batch - 1, "sequences", there, torch.int64)
+        if known is not None and set(known) == set(range(s.batch)):  # also while a graph is captured, which forbids a copy from the host
             self.clear()
             return
+        index = index.to(s.lengths.device)
         with s.in_order():
             for counted in s.counted:
                 counted.index_fill_(0, index, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -15,11 +16,11 @@ from pathlib import Path
 
 from kvgen._resources import user_cache
 from kvgen.errors import HostError, KvgenError, host_errors
-from kvgen.files import is_name
+from kvgen.files import is_name, open_plain, read_json, read_plain
 from kvgen.plaindata import Json
 
 MODULE = "module.so"
-META = "artifact.json"
+META, MOST_META = "artifact.json", 1 << 20
 ABANDONED_S = 86400.0
 """Age of a temporary folder whose process was killed."""
 
@@ -76,7 +77,7 @@ class ArtifactCache:
         """The artifact of a key, or None if it is missing or was changed."""
         folder = self._folder(key)
         try:
-            meta, sha256 = json.loads((folder / META).read_bytes()), _sha256(folder / MODULE)
+            meta, sha256 = read_json(folder / META, MOST_META), _sha256(folder / MODULE)
             resources = Resources.from_json(meta["resources"])
             return Artifact(key, folder / MODULE, resources, sha256, str(meta["origin"])) if sha256 == meta["sha256"] else None
         except PermissionError as error:
@@ -104,9 +105,12 @@ class ArtifactCache:
         target = self._folder(key)
         target.parent.mkdir(parents=True, exist_ok=True)
         for _ in range(8):  # others may publish it, whole or damaged, at the same time
-            with suppress(OSError):  # it is there already
+            try:
                 staged.rename(target)
                 sync(target.parent)
+            except OSError as error:
+                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                    raise
             if (artifact := self.get(key)) is not None:
                 return artifact
             with self.scratch() as aside, suppress(OSError):
@@ -124,7 +128,7 @@ class ArtifactCache:
     def named(self, source_id: str, machine: str) -> Artifact | None:
         """The module that `name` assigned to a source on such a machine, or None."""
         try:
-            key = self._source(source_id, machine).read_text()
+            key = read_plain(self._source(source_id, machine), MOST_META).decode()
         except (OSError, ValueError):
             return None
         return self.get(key) if is_name(key) else None
@@ -132,7 +136,7 @@ class ArtifactCache:
     def verified(self, artifact: Artifact, use: str) -> bool:
         """Whether `mark_verified` recorded exactly these bytes for this use."""
         try:
-            return self._record(artifact, use).read_text() == artifact.sha256 != ""
+            return read_plain(self._record(artifact, use), MOST_META).decode() == artifact.sha256 != ""
         except (OSError, ValueError):
             return False
 
@@ -212,7 +216,8 @@ class ArtifactCache:
 
 
 def _sha256(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+    with open_plain(file) as opened:
+        return hashlib.sha256(opened.read()).hexdigest()
 
 
 def sync(path: Path) -> None:

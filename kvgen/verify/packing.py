@@ -100,7 +100,7 @@ def _read_codes(packed: torch.Tensor, bits: torch.Tensor, width: int) -> torch.T
 def _write(packed: torch.Tensor, offsets: torch.Tensor, numbers: torch.Tensor) -> None:
     """Numbers [..., rows, columns] to byte offsets [rows, columns]."""
     places = offsets.unsqueeze(-1) + torch.arange(numbers.element_size())
-    packed[..., places] = numbers.contiguous().view(torch.uint8).reshape(*numbers.shape, -1)
+    packed[..., places] = numbers.contiguous().view(torch.uint8).reshape(*numbers.shape, numbers.element_size())
 
 
 def _read(packed: torch.Tensor, offsets: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -43,8 +43,8 @@ Rows = torch.Tensor | slice
 class LongPrompt(CallCheck):
     """Compare every block of a long prompt with the reference's, packed and unpacked."""
 
-    def run(self) -> None:
-        """Raises CheckError at the first wrong number."""
+    def prepare(self) -> None:
+        """The prompt, its different blocks as the reference packs them, and their order in every head."""
         block, heads, dim, cache_spec = self.block, self.spec.attention.kv_heads, self.spec.attention.head_dim, self.spec.cache
         count = max(PREFILL_BLOCKS, -(-PREFILL_TOKENS // block))
         turns = torch.rand(heads, -(-count // DIFFERENT_BLOCKS), DIFFERENT_BLOCKS, generator=torch.Generator().manual_seed(7))
@@ -56,18 +56,23 @@ class LongPrompt(CallCheck):
             pieces.append(tokens[self.unpacked :].reshape(DIFFERENT_BLOCKS, block, dim))
             sink, rest = (part.expand(heads, -1, -1) for part in torch.split(tokens[: self.unpacked], [cache_spec.sink, cache_spec.local]))
             given.append(torch.cat([sink, pieces[-1][order].flatten(1, 2), rest], 1).transpose(0, 1)[None])
-        packed = pack_blocks(self.layout, *pieces)
+        self._prompt, self._packed, self._order = (given[0], given[1]), pack_blocks(self.layout, *pieces), order
+
+    def run(self) -> None:
+        """Raises CheckError at the first wrong number."""
+        block, cache_spec, given, packed, order = self.block, self.spec.cache, self._prompt, self._packed, self._order
+        count = order.shape[1]
         cache = self.variant.new_cache(1, given[0].shape[1], self.device)
         cache.packed = reserved(cache.packed.shape, torch.uint8, self.device)  # zeros, so that equal blocks have equal padding
-        self.variant.prefill(cache, *self.laid_out((given[0], given[1]), 1))
+        self.variant.prefill(cache, *self.laid_out(given, 1))
         first = first_held(self.spec, block, given[0].shape[1])
         blocks, want = packed_blocks(self, cache, count)[0, :, first:count], packed[order[:, first:]]
         if not torch.equal(blocks, want):
             self.same_codes("of a long prompt", blocks, want)
-        read = unpack_blocks(self.layout, packed, data.k.dtype)
+        read = unpack_blocks(self.layout, packed, given[0].dtype)
         for name, got, pieces_read in zip(("K", "V"), self.variant.unpack(cache), read, strict=True):
             mine = got[0, cache_spec.sink + first * block : cache_spec.sink + count * block].transpose(0, 1)
-            exact = pieces_read.to(data.k.dtype)[order[:, first:]].flatten(1, 2)
+            exact = pieces_read.to(given[0].dtype)[order[:, first:]].flatten(1, 2)
             if not torch.equal(mine, exact):
                 self.comparison.sequences("unpack", f"unpacked {name} of a long prompt", mine, exact.double())
 
@@ -246,11 +251,14 @@ class Crowd(SizeCheck):
         self.decode(where, cache, one, (new[1][0], new[1][1]), want[1], (last, last - 1, last + 1 - DIFFERENT), chosen)
         self.same_lengths(where, cache, lengths[2])
         where = f"decode of {most.shape[1]} tokens over {batch} sequences"
-        self.comparison.output(where, *picked(self.call(cache, most, (new[2][0], new[2][1])), chosen), *want[2])
+        self.comparison.output(where, *picked(self.call(cache, most, (new[2][0], new[2][1]), advance=False), chosen), *want[2])
+        cache.advance([most.shape[1]] * batch)
         self.same_lengths(where, cache, lengths[3])
-        if self.spec.cache.rollback:
-            cache.crop(1)
-            self.same_lengths(f"a crop of {batch} sequences", cache, [length - 1 for length in lengths[3]])
+        if most_taken := self.spec.cache.rollback:
+            taken = [min(number % (most_taken + 1), length) for number, length in enumerate(lengths[3])]
+            cache.crop(taken)
+            left = [length - some for length, some in zip(lengths[3], taken, strict=True)]
+            self.same_lengths(f"a crop of {batch} sequences", cache, left)
             cache.lengths.copy_(torch.tensor(lengths[3]))
         chosen = chosen[-DIFFERENT:]
         others = torch.ones(batch, dtype=torch.bool, device=self.device)

@@ -150,7 +150,10 @@ class DecodeLoop:
 
     def run(self, steps: int) -> Tensor:
         """The tokens of several steps, int64 [steps, batch]; -1 for free places. Raises as `step` does."""
-        return torch.stack([self.step().clone() for _ in range(steps)])
+        taken = self.tokens.new_empty(steps, len(self.tokens))
+        for row in taken:
+            row.copy_(self.step())
+        return taken
 
     def _follow_reset(self) -> None:
         """Free every place once the cache was reset: no sequence is left."""

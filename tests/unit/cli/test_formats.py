@@ -54,7 +54,7 @@ def test_wrong_arguments_are_refused_before_anything_is_computed(
 
 
 def test_recommend_lists_formats_and_prints_the_spec_of_the_best(kvgen: Any) -> None:
-    answer = kvgen("recommend", "llama-3.1-8b", "--budget-bytes-per-token", "36000")
+    answer = kvgen("recommend", "llama-3.1-8b", "--budget-bytes-per-token", "36KB")
     assert answer.code == 0
     assert "int8-per-channel" not in answer.out
     spec = load_spec(answer.out[answer.out.index("# 32 of 32 layers") :])
