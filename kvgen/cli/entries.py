@@ -105,7 +105,9 @@ def _print_entry(entry: Entry, one: Found) -> None:
     outputs = (entry.quality or {}).get("outputs", {})
     facts = {
         "relative L2": {key: f"{found['relative_l2']:.1e}" for key, found in entry.accuracy.items() if "relative_l2" in found},
-        "quality of the format": {f"{data} data L2": f"{outputs[data]['relative_l2']:.4f}" for data in ("normal", "structured") if outputs},
+        "quality of the format": {
+            f"{data} data L2": f"{outputs[data]['relative_l2']:.4f}" for data in ("normal", "structured") if data in outputs
+        },
         "provenance": {key: value for key, value in entry.provenance.items() if not isinstance(value, (dict, list))},
         "toolchain": entry.toolchain,
     }

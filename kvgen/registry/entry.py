@@ -186,7 +186,7 @@ class Entry(Json):
             if not all(isinstance(entry.provenance.get(name, ""), str) for name in ("date", "why")):
                 raise Damaged("date or why of its provenance is no text")
             outputs = (entry.quality or {}).get("outputs") or {}
-            if not all(isinstance(outputs[data]["relative_l2"], (int, float)) for data in ("normal", "structured") if outputs):
+            if not all(isinstance(outputs[data]["relative_l2"], (int, float)) for data in ("normal", "structured") if data in outputs):
                 raise Damaged("an error of its quality is no number")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, KvgenError) as error:
             raise Damaged(f"it cannot be read: {error}") from error

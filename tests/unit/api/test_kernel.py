@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 from copy import copy
-from itertools import cycle
 
 import pytest
 import torch
 
 import kvgen
 from kvgen.api.kernel import Kernel
-from kvgen.lower.backend import get_backend
 from kvgen.registry.entry import call_of
 from kvgen.registry.select import Selection
 from kvgen.registry.store import Store
@@ -19,7 +17,7 @@ from kvgen.spec import Workload
 from kvgen.spec.dispatch import ALIKE, Dispatch, Tiling
 from kvgen.spec.workloads import parse
 from tests.support.naive import naive_layout
-from tests.unit.api.conftest import naive_entry, wanting
+from tests.unit.api.conftest import WithNaive, naive_entry, wanting
 
 BATCH, TOKENS = 2, 70
 
@@ -82,9 +80,8 @@ LARGE = Tiling(1, 1, 1, 64, 1024, 0.1)
 
 def test_what_the_host_knows_decides_about_the_launch(places, spec, monkeypatch):
     wide = wanting(spec, (2, 32), (2, 4096))
-    Store(places).put(entry := naive_entry(wide, variants=2))
-    tilings = cycle([SMALL, LARGE])
-    monkeypatch.setattr(get_backend(entry.backend), "tiling", lambda *_: next(tilings), raising=False)
+    Store(places).put(naive_entry(wide, variants=2))
+    monkeypatch.setattr(WithNaive, "tiling", lambda *given: (SMALL, LARGE)[given[2].launch["naive"]], raising=False)
     kernel = kvgen.get_kernel(wide)
     planned, static = kernel._launches
     cache = kernel.new_cache(BATCH, 1 << 16)

@@ -108,7 +108,7 @@ def test_a_scale_of_the_model_is_told_beside_the_spec_and_mla_is_refused(kvgen: 
         (["spec", "gpt-oss-20b"], 2, "have 2 specs, sliding_attention (12) and full_attention (12): write a file for each"),
         (["spec", "gpt-oss-20b", "--format", "kitty"], 2, "attention.window (128) never looks back"),
         (["spec", "llama-3.1-8b", "--layers", "sliding_attention"], 2, "no layers of type sliding_attention, but full_attention"),
-        (["recommend", "llama-3.1-8b", "--budget-bytes-per-token", "36X"], 2, "unable to parse string as a number"),
+        (["recommend", "llama-3.1-8b", "--budget-bytes-per-token", "36X"], 2, "no size of at least one byte"),
         (["recommend", "llama-3.1-8b", "--budget-bytes-per-token", "5"], 3, "fits llama-3.1-8b: the smallest takes 18432 bytes per token"),
         (["recommend", "llama-3.1-8b", "--max-error", "0"], 3, "the least error is 0.0161"),
     ],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from itertools import cycle
 
 import pytest
 import torch
@@ -145,9 +144,9 @@ def test_wrong_tensors_are_refused_as_kernels_refuse_them():
 def test_an_operator_takes_the_launch_of_a_captured_step(spec, places, uniform, monkeypatch):
     """One launch for equal lengths and another for unequal ones: a cache at its capacity may hold either."""
     wide = wanting(spec, (BATCH, 32), (BATCH, 4096))
-    Store(places).put(entry := naive_entry(wide, variants=2))
-    tilings = cycle([Tiling(1, 8, 1, 64, 1024, 0.6, most_waves=1, most_splits=1), Tiling(1, 1, 1, 64, 1024, 0.1)])
-    monkeypatch.setattr(backend.get_backend(entry.backend), "tiling", lambda *_: next(tilings), raising=False)
+    Store(places).put(naive_entry(wide, variants=2))
+    tilings = [Tiling(1, 8, 1, 64, 1024, 0.6, most_waves=1, most_splits=1), Tiling(1, 1, 1, 64, 1024, 0.1)]
+    monkeypatch.setattr(WithNaive, "tiling", lambda *given: tilings[given[2].launch["naive"]], raising=False)
     kernel = kvgen.get_kernel(wide)
     cache = kernel.new_cache(BATCH, 512)
     kernel.prefill(cache, _random(spec, TOKENS, 2, 1), _random(spec, TOKENS, 2, 2))
