@@ -47,14 +47,14 @@ struct PartialSum {
 };
 
 // The workspace: counters, which every launch leaves at zero and whose positions depend on the batch only, then partial results. `slots`
-// counts those of all runs of packed-GQA rows. Sums come before stats, because rows of sums are read 16 bytes at once.
+// counts those of all runs of packed-GQA rows.
 template <class Traits>
 struct Workspace {
   int* lengths_read;
   int* counters;  // of the arrivals of every head's splits, by run
   int* runs_read;
-  float* sums;
   RowStats* stats;
+  float* sums;  // 16 bytes of which are read at once: args.slots is even
 
   __host__ __device__ static int64_t bytes(int heads, int slots) {
     const int64_t rows = static_cast<int64_t>(slots) * Traits::kQRows;
@@ -68,8 +68,8 @@ struct Workspace {
     lengths_read = static_cast<int*>(args.workspace);
     counters = lengths_read + 4;
     runs_read = counters + heads * Traits::kRuns;
-    sums = reinterpret_cast<float*>(static_cast<uint8_t*>(args.workspace) + counter_bytes(heads));
-    stats = reinterpret_cast<RowStats*>(sums + static_cast<int64_t>(args.slots) * runs * Traits::kQRows * Traits::kHeadDim);
+    stats = reinterpret_cast<RowStats*>(static_cast<uint8_t*>(args.workspace) + counter_bytes(heads));
+    sums = reinterpret_cast<float*>(stats + static_cast<int64_t>(args.slots) * runs * Traits::kQRows);
   }
   __device__ RowStats* row_stats(int slot, int row) const { return stats + static_cast<int64_t>(slot) * Traits::kQRows + row; }
   __device__ float* sum(int slot, int row) const { return sums + (static_cast<int64_t>(slot) * Traits::kQRows + row) * Traits::kHeadDim; }

@@ -29,7 +29,7 @@ struct Attend {
     const int heads = batch * kv_heads;
     int slots = heads * StaticTraits::kRuns + std::max(resident_ctas(), StaticTraits::kRuns);
     for (int runs = 1; runs <= StaticTraits::kRuns; ++runs) slots = std::max(slots, heads * runs * most_splits(heads * runs));
-    return Workspace<StaticTraits>::bytes(heads, slots);
+    return Workspace<StaticTraits>::bytes(heads, slots + StaticTraits::kRuns);  // one more for each run, for an even number
   }
 
   // Tokens of a split if all lengths are `max_len`; 0 if sequences are not split. Verification chooses its lengths by it.
@@ -64,18 +64,20 @@ struct Attend {
  private:
   static constexpr int kMaxDevices = 64;
 
+  static int even(int slots) { return slots + slots % 2; }
+
   template <bool kAppend>
   static cudaError_t launch_step(AttendArgs args, cudaStream_t stream) {
     const int batch = args.cache.batch, kv_heads = args.cache.kv_heads, heads = batch * kv_heads;
     args.runs = StaticTraits::runs(args.q_len);
     if (args.plan) {
       const PlanShape shape = plan_shape(batch, kv_heads, args.q_len, kAppend);
-      args.slots = shape.most_work_tiles();
+      args.slots = even(shape.most_work_tiles());
       Launch launch(dim3(shape.workers * args.runs), PlannedTraits::kThreads, shared_bytes<PlannedTraits>(), stream, Schedule::kOverlap);
       return launch.run(attend_planned<PlannedTraits, kAppend>, args, shape);
     }
     const int count = splits(heads * args.runs, args.max_len);
-    args.slots = heads * count, args.one_wave = heads * args.runs * count <= resident_splits();
+    args.slots = even(heads * count), args.one_wave = heads * args.runs * count <= resident_splits();
     Launch launch(dim3(kv_heads * args.runs * StaticTraits::kClusterSize, count, batch), StaticTraits::kThreads,
                   shared_bytes<StaticTraits>(), stream, Schedule::kOverlap, StaticTraits::kClusterSize);
     return launch.run(attend_static<StaticTraits, kAppend>, args);
