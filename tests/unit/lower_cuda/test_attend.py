@@ -108,9 +108,8 @@ def borders(built: Emulated) -> tuple[int, ...]:
     return tuple(max(n, 0) for n in (0, 1, sink - 2, sink, sink + 1, first - 1, first, first + block - 1, 9 * block + 5, 1300))
 
 
-@by_scheduler
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(("lengths", "processors"), [(EQUAL, 4), (RAGGED, 16)], ids=["equal", "ragged"])
+@pytest.mark.parametrize(("lengths", "processors", "planned"), [(EQUAL, 4, False), (RAGGED, 16, True)], ids=["static", "planned"])
 def test_attend_agrees_with_the_reference(kernel: Make, name: str, lengths: tuple[int, ...], processors: int, planned: bool) -> None:
     built = kernel(name)
     held, q = reference(built, lengths, hard=lengths == EQUAL)
