@@ -1,6 +1,6 @@
 """Plant faults in the headers one by one, and see whether verification alone catches each.
 
-    python -m tests.mutants cpu|cuda [--jobs N] [--only NAME ...] [--out FILE.json]
+    python -m tests.mutants cpu|cuda [--jobs N] [--workers N] [--only NAME ...] [--out FILE.json]
 
 `faults.yaml` has a fault of each kind; its text is found whatever the white space around its tokens. Every case must pass without a
 fault first: else the exit code is 2. It is 0 where all faults were caught, 1 where some survive, 3 where one could not be planted or does
@@ -92,20 +92,28 @@ def judged(worker: Worker, case: Case, artifact: Path, timeout_s: float) -> Meas
     return found
 
 
-def answers(todo: dict[str, tuple[Case, Future[Artifact]]], timeout_s: float) -> dict[str, Measurement]:
-    """What comes of each, as it is compiled; `broken` where it cannot be planted or compiled."""
-    worker, found = Worker(), {}
-    try:
-        for name, (case, building) in todo.items():
-            error = building.exception()
-            if error is not None:
-                found[name] = Measurement("compile_error", str(error)[:2000])
-            else:
-                found[name] = judged(worker, case, building.result().path, timeout_s)
-            print(f"{found[name].kind:14} {name} ({case.name}): {found[name].detail}", flush=True)
-    finally:
-        worker.close()
-    return found
+def answers(todo: dict[str, tuple[Case, Future[Artifact]]], timeout_s: float, workers: int) -> dict[str, Measurement]:
+    """What comes of each, as it is compiled; `compile_error` where it cannot be planted or compiled. Those of a case share a worker."""
+
+    def of(case: Case) -> dict[str, Measurement]:
+        worker, found = Worker(), dict[str, Measurement]()
+        try:
+            for name, (other, building) in todo.items():
+                if other is not case:
+                    continue
+                error = building.exception()
+                if error is not None:
+                    found[name] = Measurement("compile_error", str(error)[:2000])
+                else:
+                    found[name] = judged(worker, case, building.result().path, timeout_s)
+                print(f"{found[name].kind:14} {name} ({case.name}): {found[name].detail}", flush=True)
+        finally:
+            worker.close()
+        return found
+
+    cases = {id(case): case for case, _ in todo.values()}
+    with ThreadPoolExecutor(workers) as pool:
+        return {name: answer for found in pool.map(of, cases.values()) for name, answer in found.items()}
 
 
 def main() -> int:
@@ -113,6 +121,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("suite", choices=sorted(CASES))
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="compilers at a time")
+    parser.add_argument("--workers", type=int, default=1, help="cases that run at a time")
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds that a stage of a job may take")
     parser.add_argument("--only", nargs="*", default=[""], help="beginnings of faults' names")
     parser.add_argument("--compile", action="store_true", help="compile, and run nothing")
@@ -128,10 +137,10 @@ def main() -> int:
             errors = {name: building.exception() for name, (_, building) in {**sound, **faulty}.items()}
             print(*(f"{name}: {error}" for name, error in errors.items() if error is not None), sep="\n")
             return 3 if any(errors.values()) else 0
-        if any(not answer.ok for answer in answers(sound, args.timeout).values()):
+        if any(not answer.ok for answer in answers(sound, args.timeout, args.workers).values()):
             print("the suite is void: a case fails without a fault")
             return 2
-        found = answers(faulty, args.timeout)
+        found = answers(faulty, args.timeout, args.workers)
     survivors = [name for name, answer in found.items() if answer.kind in ("ok", "unsupported")]
     broken = [name for name, answer in found.items() if answer.kind == "compile_error"]
     caught = len(found) - len(survivors) - len(broken)
