@@ -14,7 +14,7 @@ from kvgen.cli.output import print_json, print_table
 if TYPE_CHECKING:
     from kvgen.errors import HostError
     from kvgen.registry import Found, Store
-    from kvgen.tune.regression.registry import Result
+    from kvgen.tune.regression import Checked
 
 
 @app.command()
@@ -34,10 +34,10 @@ def check(
     """
     from kvgen.errors import HostError
     from kvgen.measure.worker import Worker
-    from kvgen.tune.regression.registry import check_registry, summary, unreachable
+    from kvgen.tune.regression import check_registry, summary, unreachable
 
     keys, archs = keys or [], arch or []
-    results: list[Result] = []
+    results: list[Checked] = []
     try:
         with Worker() as worker:
             for store, found in _read(registry, keys, archs):
@@ -61,7 +61,7 @@ def check(
         typer.echo(summary(results, accept=accept))
     if any(result.bad for result in results):
         raise typer.Exit(Exit.REGRESSION)
-    if any(result.checked.environment for result in results):
+    if any(result.environment for result in results):
         raise typer.Exit(Exit.NO_KERNEL)
 
 
@@ -93,7 +93,6 @@ def compiling(count: int) -> None:
     typer.echo(f"compiling {count} {'kernel' if count == 1 else 'kernels'} (cached afterwards)", err=True)
 
 
-def _print(results: list[Result]) -> None:
-    checked = [result.checked for result in results]
-    rows = [(one.key, one.spec, one.arch, found.aspect, found.status, found.detail) for one in checked for found in one.findings]
+def _print(results: list[Checked]) -> None:
+    rows = [(one.key, one.spec, one.arch, found.aspect, found.status, found.detail) for one in results for found in one.findings]
     print_table("", ["key", "spec", "arch", "aspect", "status", "detail"], rows)

@@ -16,7 +16,7 @@ import pytest
 
 if TYPE_CHECKING:
     from kvgen.registry.entry import Entry
-    from kvgen.tune.regression.entry import Checked, Finding
+    from kvgen.tune.regression import Checked, Finding
 
 _WORKER = pytest.StashKey[Any]()
 
@@ -64,7 +64,7 @@ class Registry(pytest.Collector):
         """Collects every entry, then a test for each file with a problem."""
         from kvgen.errors import HostError, printable
         from kvgen.registry import Store
-        from kvgen.tune.regression.registry import file_problem, unreachable
+        from kvgen.tune.regression import file_problem, unreachable
 
         store = Store(self.path, self.name)
         try:
@@ -72,7 +72,7 @@ class Registry(pytest.Collector):
             if not every:
                 raise HostError(store.without_entries())
         except HostError as error:
-            yield Level.from_parent(self, name="registry", find=partial(_known, unreachable(self.name, error).checked))
+            yield Level.from_parent(self, name="registry", find=partial(_known, unreachable(self.name, error)))
             return
         for entry in (found.entry for found in every if found.entry is not None):
             yield EntryTests.from_parent(self, name=printable(f"{entry.spec.name}-{entry.key}"), entry=entry)
@@ -91,7 +91,7 @@ class EntryTests(pytest.Collector):
         """A test per level."""
         from kvgen.measure.worker import Worker
         from kvgen.toolchain import ArtifactCache
-        from kvgen.tune.regression.entry import LEVELS, EntryCheck
+        from kvgen.tune.regression import LEVELS, EntryCheck
 
         worker = self.config.stash.setdefault(_WORKER, Worker())  # one for the whole run; it starts when it is first needed
         check = EntryCheck(self._entry, ArtifactCache(), worker)
@@ -110,7 +110,7 @@ class Level(pytest.Item):
     def setup(self) -> None:
         """Run the check. An exception here is an error of the test, not a failure."""
         from kvgen.errors import printable
-        from kvgen.tune.regression.entry import FAILING
+        from kvgen.tune.regression import FAILING
 
         finding = self._find()
         told = "\n".join(printable(line) for line in finding.detail.expandtabs().splitlines())  # control characters are escapes

@@ -70,21 +70,23 @@ def open_queues(workloads: Sequence[AnyWorkload], contender: Contender, seed: in
 
 
 class Search:
-    """Gives candidates and takes their records. `exhaustive`: the budget covers all candidates."""
+    """Gives candidates and takes their records. `exhaustive`: the budget covers all candidates. `shared`: other processes search as well,
+    and each goes through back ends, layouts and workloads in an order of its own, so that they seldom measure the same at once.
+    """
 
-    def __init__(self, queues: Sequence[Queue], order: Order, suggest: Suggest, *, exhaustive: bool) -> None:
+    def __init__(self, queues: Sequence[Queue], order: Order, suggest: Suggest, *, exhaustive: bool, shared: bool = False) -> None:
         """`suggest` gives a schedule over a queue's layout; the untried one nearest to it is tried."""
         self._order, self._suggest, self._exhaustive = order, suggest, exhaustive
-        ranked = dict.fromkeys(q.layout for q in sorted(queues, key=lambda q: _distance(q.layout, q.start.layout, order)))
-        self._alive = list(ranked)[: None if exhaustive else STARTERS]
-        self._queues = {(q.start.backend, layout, q.workload.key): q for layout in ranked for q in queues if q.layout == layout}
+        ranked = sorted(queues, key=lambda q: _distance(q.layout, q.start.layout, order))
+        self._alive = list(dict.fromkeys(q.layout for q in ranked))[: None if exhaustive else STARTERS]
+        if shared:
+            random.shuffle(ranked)
+        self._queues = {(q.start.backend, q.layout, q.workload.key): q for q in ranked}
         self._quota = math.inf if exhaustive else 1
         self._everything = exhaustive
         """Whether back ends that are far behind take part, too."""
         self.first: list[Candidate] = []
         """Candidates that come before all others and were not given yet."""
-        self.elsewhere: dict[Key, Candidate] = {}
-        """Candidates that other processes are measuring."""
         self._pending: set[Key] = set()
 
     @property
@@ -109,25 +111,12 @@ class Search:
     def take(self, record: Measurement) -> None:
         """Use a record: of a candidate that was given, or of another process or an earlier build."""
         self._pending.discard(record.candidate.key)
-        self.elsewhere.pop(record.candidate.key, None)
         self.first = [candidate for candidate in self.first if candidate.key != record.candidate.key]
         queue = self._drop(record.candidate)
         if queue is not None and record.timed:
             queue.found.append(record)
             if record.cost < queue.cost:
                 queue.best = record
-
-    def leave(self, candidate: Candidate) -> None:
-        """Leave a candidate to another process, whose record may arrive later."""
-        self._pending.discard(candidate.key)
-        self.elsewhere[candidate.key] = candidate
-
-    def regain(self, claimed: set[Key]) -> None:
-        """Try again what was left to other processes and is no longer `claimed` by one: it died before it had measured it."""
-        for key in self.elsewhere.keys() - claimed:
-            candidate = self.elsewhere.pop(key)
-            if (queue := self._queue(candidate)) is not None:
-                queue.todo[candidate.schedule.id] = candidate.schedule
 
     def score(self, layout: Params) -> float:
         """Weighted geometric mean of the layout's best times in µs, of any back end; infinite while a workload has none."""

@@ -1,8 +1,6 @@
 """Measurements of earlier and of other builds: Optuna studies, one per back end and workload, in a journal file or a shared database.
 
-A finished measurement is added to its study as one whole trial, so a killed process leaves no half of one. Over a database, a process
-marks what it is about to measure by a running trial, which Optuna's heartbeat keeps alive; when the heartbeat stops, the mark lapses and
-another process measures the candidate.
+A finished measurement is added to its study as one whole trial, so a killed process leaves no half of one, and nothing is reserved by it.
 """
 
 from __future__ import annotations
@@ -13,9 +11,8 @@ import re
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from threading import Event, Thread
 from typing import Any, cast
 
 import optuna
@@ -24,27 +21,24 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.samplers import PartialFixedSampler, TPESampler
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
-from optuna.trial import Trial, TrialState, create_trial
+from optuna.trial import TrialState, create_trial
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError
 
 from kvgen.errors import HostError, KvgenError, host_errors
 from kvgen.extras import require
 from kvgen.lower.schedule import Params, Schedule, Value
 from kvgen.lower.space import SearchSpace
-from kvgen.measure.measurement import Candidate, Key, Measurement
+from kvgen.measure.measurement import Key, Measurement
 
-RECORD, CLAIM = "record", "claim"
-"""Attributes of trials: a finished measurement; the id of the schedule that a process is about to measure."""
-HEARTBEAT_S, GRACE_S = 15, 90
-"""Seconds between heartbeats, and without one until a claim lapses."""
+RECORD = "record"
+"""The attribute of a trial that holds the measurement."""
 ATTEMPTS = 6
 """Processes that open a new database at once collide while they create its tables; all but one try again."""
 COLLISION = re.compile("already exists|duplicate|UniqueViolation|UNIQUE constraint|locked", re.IGNORECASE)
-URL = re.compile(r"([\w+]+)://(?:[^@?]*(@))?((?:\[[\da-fA-F:]+\])?[^@?:]*(?::\d+)?[^@?:]*)(?:\?[^@]*)?")
-"""Of a database, by which its user and password are told from the rest."""
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
-warnings.filterwarnings("ignore", message="Heartbeat of storage is supposed to be used with Study.optimize")
 
 StudyKey = tuple[str, str]
 """(back end, workload key)."""
@@ -55,9 +49,9 @@ class Studies:
 
     def __init__(self, storage: BaseStorage, names: Mapping[StudyKey, str], spaces: Mapping[str, SearchSpace], seed: int) -> None:
         """Studies by `names`, created where they do not exist. Raises HostError where one holds what is no measurement."""
-        self.names = names
         self.records: dict[Key, Measurement] = {}
-        self._storage, self.shared = storage, isinstance(storage, RDBStorage)
+        self.shared = isinstance(storage, RDBStorage)
+        """Whether other processes may add measurements meanwhile."""
         self._samplers = {key: TPESampler(seed=seed, multivariate=True, n_startup_trials=4) for key in names}
         self._studies = {
             key: optuna.create_study(storage=storage, study_name=name, sampler=self._samplers[key], load_if_exists=True)
@@ -68,15 +62,11 @@ class Studies:
             for backend, space in spaces.items()
         }
         self._seen: set[tuple[StudyKey, int]] = set()
-        self._news: list[Measurement] = []
-        self._claims: dict[Key, tuple[optuna.Study, Trial]] = {}
-        self._ending, self._heart = Event(), Thread(target=self._beat, name="heartbeats", daemon=True)
-        if self.shared:
-            self._heart.start()
         self.read()
 
     def read(self) -> list[Measurement]:
         """What was finished since the last call, by other processes too. Of several trials of a candidate the last counts."""
+        news = []
         for key, study in self._studies.items():
             for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED)):
                 if RECORD in trial.user_attrs and (key, trial.number) not in self._seen:
@@ -87,8 +77,7 @@ class Studies:
                     except (ValueError, AssertionError) as error:
                         what = f"trial {trial.number} of the study {study.study_name} holds no measurement ({error})"
                         raise HostError(f"{what}: delete the study or its journal, and its measurements are taken anew") from error
-                    self._news.append(record)
-        news, self._news = self._news, []
+                    news.append(record)
         return news
 
     def finish(self, record: Measurement) -> None:
@@ -99,9 +88,8 @@ class Studies:
             state=state, value=record.cost if record.timed else None, params=flatten(candidate.schedule),
             distributions=self._values[candidate.backend], user_attrs={RECORD: record.to_json()},
         )  # fmt: skip
-        self._study(candidate).add_trial(trial)
+        self._studies[candidate.backend, candidate.workload.key].add_trial(trial)
         self.records[candidate.key] = record
-        self.release(candidate)
 
     def suggest(self, key: StudyKey, layout: Params) -> Schedule:
         """What Optuna's sampler suggests over a layout. It may violate constraints."""
@@ -110,57 +98,6 @@ class Studies:
         trial = study.ask(self._values[key[0]])
         study.tell(trial, state=TrialState.FAIL)
         return unflatten(key[0], trial.params)
-
-    # --- claims: of processes that share a database --------------------------------------------------------------------
-
-    def claim(self, candidate: Candidate) -> bool:
-        """Mark a candidate as being measured here; False where another process was first, or has measured it."""
-        if not self.shared:
-            return True
-        study = self._study(candidate)
-        trial = study.ask()
-        cast(RDBStorage, self._storage).record_heartbeat(trial._trial_id)
-        trial.set_user_attr(CLAIM, candidate.schedule.id)  # after the heartbeat: what has none would never lapse
-        self._claims[candidate.key] = study, trial
-        running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-        first = not any(one.user_attrs.get(CLAIM) == candidate.schedule.id and one.number < trial.number for one in running)
-        self._news = self.read()
-        if first and candidate.key not in self.records:
-            return True
-        self.release(candidate)
-        return False
-
-    def release(self, candidate: Candidate) -> None:
-        """Take the mark of a candidate away."""
-        if (claim := self._claims.pop(candidate.key, None)) is not None:
-            study, trial = claim
-            study.tell(trial, state=TrialState.FAIL, skip_if_finished=True)
-
-    def claimed(self) -> set[Key]:
-        """What other living processes are measuring."""
-        mine = {trial._trial_id for _, trial in self._claims.values()}
-        found = set()
-        for (_, workload), study in self._studies.items() if self.shared else ():
-            optuna.storages.fail_stale_trials(study)
-            running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-            found |= {(one.user_attrs[CLAIM], workload) for one in running if CLAIM in one.user_attrs and one._trial_id not in mine}
-        return found
-
-    def close(self) -> None:
-        """Take all marks away."""
-        self._ending.set()
-        for study, trial in self._claims.values():
-            study.tell(trial, state=TrialState.FAIL, skip_if_finished=True)
-        self._claims.clear()
-
-    def _beat(self) -> None:
-        while not self._ending.wait(HEARTBEAT_S):
-            for _, trial in list(self._claims.values()):
-                with suppress(Exception):  # of a lost database the next access of the build tells
-                    cast(RDBStorage, self._storage).record_heartbeat(trial._trial_id)
-
-    def _study(self, candidate: Candidate) -> optuna.Study:
-        return self._studies[candidate.backend, candidate.workload.key]
 
 
 def flatten(schedule: Schedule) -> dict[str, Value]:
@@ -217,22 +154,24 @@ class _Journal(JournalFileBackend):
 
 
 def open_database(url: str) -> BaseStorage:
-    """Storage in a database that several hosts share, e.g. postgresql://user@host/name. Raises KvgenError, without user and password, if
-    it cannot be opened, ToolchainMissing without PostgreSQL's driver.
+    """Storage in a database that several hosts share, e.g. postgresql://user@host/name. Raises KvgenError, which repeats no password, if it
+    cannot be opened, ToolchainMissing without PostgreSQL's driver.
     """
-    if (parts := URL.fullmatch(url)) is None:
-        raise KvgenError("the storage is no URL of a database: @, :, / and ? of a password are written as %40, %3A, %2F and %3F")
-    postgresql = parts[1] in ("postgres", "postgresql")
-    if postgresql:
+    try:
+        place = make_url(url)
+    except (ValueError, ArgumentError):
+        raise KvgenError("the storage is no URL of a database: @, :, / and ? of a password are written as %40, %3A, %2F and %3F") from None
+    kind = place.drivername
+    if kind in ("postgres", "postgresql"):
         require("--storage postgresql://", "psycopg")
+        url = place.set(drivername="postgresql+psycopg").render_as_string(hide_password=False)
     for attempt in range(1, ATTEMPTS + 1):
         try:
-            place = f"postgresql+psycopg{url.removeprefix(parts[1])}" if postgresql else url
-            return RDBStorage(place, heartbeat_interval=HEARTBEAT_S, grace_period=GRACE_S)
+            return RDBStorage(url)
         except Exception as error:  # of optuna, of SQLAlchemy, or of the database's driver
             reason = _reason(error)
             if attempt == ATTEMPTS or not COLLISION.search(reason):
-                raise KvgenError(f"cannot open the storage {parts[1]}://{'…@' if parts[2] else ''}{parts[3]}: {reason}") from None
+                raise KvgenError(f"cannot open the storage {kind}://…: {reason}") from None
         time.sleep(random.uniform(0.1, 0.5) * attempt)
     raise AssertionError("unreachable")
 

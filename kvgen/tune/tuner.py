@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -33,9 +32,6 @@ from kvgen.tune.register import further, make_entry
 from kvgen.tune.runner import Runner
 from kvgen.tune.search import Search, open_queues
 from kvgen.tune.storage import Studies, open_database, open_journal, storage_errors
-
-AWAIT_S = 1.0
-"""Seconds between two looks at what other hosts still measure, when nothing else is left."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +125,6 @@ def tune(
             opened = open_database(storage) if storage else open_journal(cache.root / "studies" / f"{build.key}.journal")
             names = {(c.backend.name, w.key): study_name(sources, c, w, runner.policy) for c in found for w in spec.workloads}
             studies = Studies(opened, names, {c.backend.name: c.space for c in found}, seed)
-            ends.callback(studies.close)
             return replace(build.run(studies, runner), refusals=tuple(map(str, refusals)))
 
 
@@ -226,6 +221,7 @@ class _Build:
             order,
             lambda queue: self.studies.suggest((queue.start.backend, queue.workload.key), queue.layout),
             exhaustive=budget.seconds is None and covered,
+            shared=self.studies.shared,
         )
         for record in self.studies.records.values():
             search.take(record)
@@ -244,8 +240,6 @@ class _Build:
                 if pipeline.inside and not (self.clock.search_over and must.isdisjoint(pipeline.inside)):
                     if (done := pipeline.next(self.clock.search_left or None)) is not None:
                         self._take(search, *done)
-                elif not self.clock.search_over and search.elsewhere:
-                    time.sleep(AWAIT_S)
                 else:
                     break
             for record in pipeline.end():
@@ -267,22 +261,16 @@ class _Build:
             room = len(search.first)
         elif (trials := self.clock.trials_left) is not None:  # nothing is compiled that would not be measured
             room = min(room, max(len(search.first), trials - len(pipeline.inside)))
-        claimed = self.studies.claimed()
-        for record in self.studies.read():
+        for record in self.studies.read() if self.studies.shared else ():
             search.take(record)
-        search.regain(claimed)
         for candidate in search.next(room):
-            if candidate.key not in claimed and self.studies.claim(candidate):
-                self.tell("compiling", str(candidate.schedule))
-                pipeline.start(candidate)
-            else:
-                search.leave(candidate)
+            self.tell("compiling", str(candidate.schedule))
+            pipeline.start(candidate)
 
     def _take(self, search: Search, candidate: Candidate, outcome: Outcome) -> None:
         """Use what came of a candidate, and store it, unless this machine failed: another time or machine may compile it."""
         if isinstance(outcome, (ToolchainMissing, CompilerCrash)):
             self.uncompiled.append(f"{candidate}: {outcome}")
-            self.studies.release(candidate)
             search.take(candidate.measured("unsupported", str(outcome)))
             return
         if isinstance(outcome, (CompileError, UnsupportedError)):

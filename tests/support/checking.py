@@ -18,9 +18,9 @@ from kvgen.registry import Store
 from kvgen.registry.entry import Entry
 from kvgen.spec import KernelSpec
 from kvgen.toolchain import Artifact, ArtifactCache, KernelResources, Resources
+from kvgen.tune import regression as entry_check
 from kvgen.tune.budget import Budget
-from kvgen.tune.regression import entry as entry_check
-from kvgen.tune.regression.entry import Checked, check_entry
+from kvgen.tune.regression import Checked, check_entry
 from kvgen.tune.tuner import tune
 from tests.support.tuning import FakeBackend, FakeRunner, tiny_spec
 

@@ -12,8 +12,7 @@ import pytest
 
 from kvgen.cli import main
 from kvgen.errors import HostError
-from kvgen.tune.regression import entry as entry_check
-from kvgen.tune.regression import registry as registry_check
+from kvgen.tune import regression
 from tests.support.checking import Place
 
 Run = Callable[..., tuple[int, str]]
@@ -94,7 +93,7 @@ def test_a_full_disk_is_exit_3_and_no_regression(check: Run, place: Place):
 
 
 def test_a_missing_device_is_exit_0_and_told_in_the_last_line(check: Run, place: Place):
-    place.patch.setattr(entry_check, "cannot_run_here", lambda target: "no NVIDIA GPU is visible")
+    place.patch.setattr(regression, "cannot_run_here", lambda target: "no NVIDIA GPU is visible")
     code, out = check()
     assert code == 0
     assert out.splitlines()[-1] == "1 entry, 0 good, 0 regressed, 1 unable; not checked: numerics of 1 (no NVIDIA GPU is visible)"
@@ -118,7 +117,7 @@ def test_an_interrupted_check_tells_what_it_has_checked(check: Run, monkeypatch:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(registry_check, "file_problem", interrupted)
+    monkeypatch.setattr(regression, "file_problem", interrupted)
     code, told = check(*words)
     assert code == 130
     assert ("so far: 1 entry, 1 good" in told) == (not words)

@@ -19,7 +19,7 @@ CHANGED = """
 from tests.support.checking import LaterBackend
 from kvgen.measure.measurement import Measurement
 from kvgen.measure.worker import Worker
-from kvgen.tune.regression import entry
+from kvgen.tune import regression as entry
 
 CHANGES, CANNOT, DISK_FULL = {changes!r}, {cannot!r}, {disk_full!r}
 

@@ -18,13 +18,15 @@ SPACE = SimpleNamespace(layouts=lambda: [Params(block=block) for block in BLOCKS
 EVERY = len(BLOCKS) * len(LAUNCHES) * len(WORKLOADS)
 
 
-def search(seed: int = 0, exhaustive: bool = False, backends: tuple[str, ...] = ("cpu",)) -> Search:
+def search(seed: int = 0, exhaustive: bool = False, backends: tuple[str, ...] = ("cpu",), shared: bool = False) -> Search:
     queues = []
     for backend in backends:
         start = Schedule(backend, DEFAULT.layout, DEFAULT.launch)
         contender = SimpleNamespace(space=SPACE, at_workloads={work.key: start for work in WORKLOADS})
         queues += open_queues(WORKLOADS, cast(Any, contender), seed)
-    return Search(queues, {"block": BLOCKS, "threads": THREADS, "tile": TILES}, lambda queue: queue.start, exhaustive=exhaustive)
+    return Search(
+        queues, {"block": BLOCKS, "threads": THREADS, "tile": TILES}, lambda queue: queue.start, exhaustive=exhaustive, shared=shared
+    )
 
 
 def cost(candidate: Candidate) -> float:
@@ -112,13 +114,13 @@ def test_a_layout_counts_by_its_best_back_ends_and_one_far_behind_waits():
     assert given["cuda", WORKLOADS[0].key] < min(others) / 1.5
 
 
-def test_what_is_left_to_another_process_is_tried_once_it_is_dead():
-    found = search(exhaustive=True)
-    first, second = found.next(2)
-    found.leave(first)
-    found.leave(second)
-    found.take(second.measured("ok", samples=(1.0,)))  # the other process has measured it
-    found.regain({first.key})
-    assert (len(found.elsewhere), found.left) == (1, EVERY - 2)
-    found.regain(set())
-    assert (len(found.elsewhere), found.left) == (0, EVERY - 1)
+def test_processes_that_share_their_records_seldom_measure_the_same():
+    one, other = (search(exhaustive=True, shared=True) for _ in range(2))
+    given: list[Candidate] = []
+    while pair := [candidate for found in (one, other) for candidate in found.next(1)]:
+        given += pair
+        for candidate in pair:
+            for found in (one, other):
+                found.take(candidate.measured("ok", samples=(cost(candidate),)))
+    assert len({candidate.key for candidate in given}) == EVERY
+    assert len(given) < 1.5 * EVERY

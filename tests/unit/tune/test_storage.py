@@ -8,13 +8,13 @@ import pytest
 from optuna.storages import BaseStorage
 from optuna.storages.journal import JournalFileBackend
 
-from kvgen.errors import HostError, KvgenError
+from kvgen.errors import HostError, KvgenError, ToolchainMissing
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.lower.space import Parameter, SearchSpace
 from kvgen.measure.measurement import Candidate, Measurement
 from kvgen.spec import Workload
 from kvgen.tune import storage
-from kvgen.tune.storage import Studies, flatten, open_database, open_journal, unflatten
+from kvgen.tune.storage import Studies, flatten, open_database, open_journal, storage_errors, unflatten
 
 SPACE = SearchSpace(
     "cpu",
@@ -107,48 +107,44 @@ def test_suggestions_stay_on_the_layout_and_learn_from_what_was_measured(journal
     assert sum(guess.launch["kind"] == "a" for guess in guesses) > 6
 
 
-def test_another_host_sees_what_is_measured_and_what_is_being_measured(tmp_path: Path):
+def test_another_host_sees_what_is_measured(tmp_path: Path):
     url = f"sqlite:///{tmp_path / 'studies.db'}"
     one, other = (studies(open_database(url), seed) for seed in (0, 1))
-    assert one.claim(candidate())
-    assert (one.claimed(), other.claimed()) == (set(), {candidate().key})
-    assert not other.claim(candidate())
-    assert other.claim(candidate(threads=4))
-    other.close()
+    assert one.shared
     one.finish(record(candidate()))
-    assert (one.claimed(), other.claimed()) == (set(), set())
     assert other.read() == [record(candidate())]
     assert other.read() == []
-    assert not other.claim(candidate())
+    assert other.records == one.records
 
 
-def test_what_a_dead_process_had_claimed_lapses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(storage, "GRACE_S", 1)
-    url = f"sqlite:///{tmp_path / 'studies.db'}"
-    dead, other = (studies(open_database(url)) for _ in range(2))
-    assert dead.claim(candidate())
-    with dead._storage.engine.begin() as connection:  # type: ignore[attr-defined]
-        connection.exec_driver_sql("UPDATE trial_heartbeats SET heartbeat = datetime('now', '-1 hour')")
-    assert other.claimed() == set()
-    assert other.claim(candidate())
-    dead.finish(record(candidate()))  # it was only suspended: what it measured counts all the same
-    assert other.read() == [record(candidate())]
+def test_postgresql_is_opened_by_its_driver_of_today(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(storage, "RDBStorage", lambda url: url)
+    assert open_database("postgresql://user:p%40ss@host/name") == "postgresql+psycopg://user:p%40ss@host/name"
+    monkeypatch.setattr("kvgen.extras.find_spec", lambda name: None)
+    with pytest.raises(ToolchainMissing, match=r"--storage postgresql:// needs psycopg: pip install 'kvgen\[postgresql\]'"):
+        open_database("postgresql://user@host/name")
 
 
 @pytest.mark.parametrize(
     ("url", "reason"),
     [
-        ("nosuch://user:secret@host/name", "cannot open the storage nosuch://…@host/name: "),
-        ("nosuch://user:a/secret@host/name?password=secret", "cannot open the storage nosuch://…@host/name: "),
-        ("sqlite:////proc/nowhere/x.db", "cannot open the storage sqlite:////proc/nowhere/x.db: "),
-        *((url, "no URL of a database: @, :, / and [?] of a password are written as %40") for url in (
-            "nonsense", "user:secret@host/name", "nosuch://user:a@secret@host/name", "nosuch://user:secret/name",
-            "nosuch://host/name?password=sec@secret", "nosuch://user:a?secret@host/name",
-        )),
+        ("nosuch://user:secret@host/name", "cannot open the storage nosuch://…: "),
+        ("nosuch://host/name?password=sec@secret", "cannot open the storage nosuch://…: "),
+        ("sqlite:////proc/nowhere/x.db", "cannot open the storage sqlite://…: "),
+        ("user:secret@host/name", "no URL of a database: @, :, / and [?] of a password are written as %40"),
+        ("nosuch://user:secret/name", "no URL of a database: "),
     ],
-)  # fmt: skip
+)
 def test_a_database_that_does_not_open_is_named_without_its_password(url: str, reason: str):
     with pytest.raises(KvgenError, match=reason) as caught:
         open_database(url)
     assert "secret" not in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_storage_that_fails_on_the_way_is_named(tmp_path: Path):
+    opened = open_database(f"sqlite:///{tmp_path / 'studies.db'}")
+    (tmp_path / "studies.db").write_bytes(b"no database" * 1000)
+    opened.engine.dispose()  # type: ignore[attr-defined]
+    with pytest.raises(HostError, match="the storage failed, and what was measured until then is in it: "), storage_errors():
+        studies(opened)

@@ -13,13 +13,18 @@ import pytest
 from kvgen.errors import CompileError, CompilerCrash, MeasureError
 from kvgen.lower.backend import Source
 from kvgen.lower.schedule import Params, Schedule
-from kvgen.measure.measurement import Measurement
+from kvgen.measure.measurement import Job, Measurement
 from kvgen.measure.worker import Worker
 from kvgen.registry.entry import Entry, Launch
 from kvgen.runtime import device
 from kvgen.toolchain import Artifact, ArtifactCache, KernelResources, Resources
-from tests.support.checking import LaterBackend, Place, told
+from tests.support.checking import LaterBackend, Place, detail, told
 from tests.support.tuning import FakeBackend
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    return Place(tmp_path, monkeypatch)
 
 
 def test_what_is_as_it_was_is_good(place: Place):
@@ -40,15 +45,6 @@ def test_a_source_that_renders_differently_regresses_and_can_be_accepted(place: 
     place.entry = checked.renewed
     assert not place.check().regressed
     assert place.entry.timings
-
-
-def test_a_back_end_that_refuses_the_entry_now_regresses(place: Place):
-    place.later(reason="it has no kernel for 4 bits any more")
-    checked = place.check()
-    assert checked.verdict == "regressed"
-    assert "get_kernel passes it over" in checked.reason
-    assert "no kernel for 4 bits any more" in checked.reason
-    assert checked.renewed is None, "accepting cannot bring it back"
 
 
 def rendering(place: Place, error: Exception) -> None:
@@ -192,3 +188,42 @@ def test_without_the_device_numbers_are_not_checked(place: Place, capability: tu
     assert reason in checked.reason
     assert place.jobs == []
     assert checked.renewed is not None
+
+
+# --- speed: a module that is not the registered one is timed beside the read roofline -----------------------------------
+
+
+def timed_as(place: Place, us: float, read_us: float | None) -> None:
+    """The entry says that it reads at half of the read's speed; a module of today takes `us` beside a read of `read_us`."""
+    place.entry = timed(place.entry, us=10.0, read_us=5.0, samples=())
+
+    def interleave(jobs: list[Job]) -> list[Measurement]:
+        return [Measurement("ok", "", job.schedule, job.workload, (us,), read_us) for job in jobs]
+
+    place.interleaved(interleave)
+
+
+def never(jobs: list[Job]) -> list[Measurement]:
+    raise AssertionError("nothing is to be timed")
+
+
+@pytest.mark.parametrize(("us", "status"), [(15.0, "regressed"), (10.9, "good"), (5.0, "good")])
+def test_a_compiler_that_slows_the_kernel_down_regresses(place: Place, us: float, status: str):
+    timed_as(place, us, 5.0)
+    place.resources(100, 0)
+    checked = place.check(speed=True)
+    assert told(checked)["speed"] == status
+    assert "50% when tuned" in detail(checked, "speed")
+
+
+def test_speed_is_compared_only_with_what_was_timed_on_this_device(place: Place):
+    place.interleaved(never)
+    checked = place.check(speed=True)
+    assert (told(checked)["speed"], detail(checked, "speed")) == ("good", "the same modules")
+    place.resources(100, 0)
+    entry, place.entry = place.entry, timed(place.entry, read_us=None)
+    assert "no read was timed beside it" in detail(place.check(speed=True), "speed")
+    place.entry = replace(entry, device={"name": "Another CPU"})
+    checked = place.check(speed=True)
+    assert (told(checked)["speed"], checked.environment) == ("unable", False)
+    assert "it was tuned on Another CPU, and this is" in detail(checked, "speed")

@@ -1,10 +1,14 @@
-"""The check of one entry: an aspect is a finding, and all findings are one verdict."""
+"""Checks whether entries still hold: their claims, sources, resources, numerics and, on their own device, their speed.
+
+An aspect of an entry is a finding, and all findings of an entry, or of a file that holds none, are one verdict.
+"""
 
 from __future__ import annotations
 
 import errno
 import math
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
@@ -16,15 +20,19 @@ from pydantic import Field, computed_field
 
 from kvgen.errors import CompileError, HostError, KvgenError, MeasureError, ToolchainMissing
 from kvgen.format.sizes import must_read, timed_lengths
+from kvgen.lower.backend import Source
 from kvgen.measure.measurement import Job, Measurement, TimingPolicy
 from kvgen.measure.worker import Worker
 from kvgen.plaindata import Json
+from kvgen.registry.device import here
 from kvgen.registry.entry import Entry
 from kvgen.registry.modules import tuned_module
 from kvgen.registry.select import misfits, stale
+from kvgen.registry.store import Found, Store, format_name
 from kvgen.runtime.device import cannot_run_here
 from kvgen.spec import AnyWorkload, KernelSpec, MatrixShape, Workload
 from kvgen.toolchain import Artifact, ArtifactCache, build
+from kvgen.toolchain.compile import build_all
 from kvgen.toolchain.compilers import machine
 from kvgen.verify import CheckPolicy
 
@@ -35,16 +43,23 @@ Status = Literal["good", "changed", "damaged", "regressed", "unable"]
 Verdict = Literal["good", "damaged", "regressed", "unable"]
 FAILING: tuple[Verdict, ...] = ("damaged", "regressed")
 """What a check fails for. Of a damaged entry nothing is known, so it is not called a regression."""
+REGISTRY = "(registry)"
+"""The key of a finding about a whole registry that cannot be read or written."""
 COUNTED = ("registers", "spill_bytes", "shared_bytes")
 BROKEN_COMPILER = ("internal compiler error", "cannot execute")
 """Messages of a compiler that failed for reasons other than the source."""
 PASSED_OVER = "get_kernel passes it over"
+NOT_RENDERED = "it does not render any more"
 UNCHECKED = {
-    "source": "it does not render any more",
+    "source": NOT_RENDERED,
     "resources": "it does not compile any more",
     "numerics": "it cannot be verified any more",
     "speed": "it cannot be timed any more",
 }
+READ = TimingPolicy(seconds=0.1, samples=15, read=True)
+ROUNDS = 11
+TOLERATED = 0.9
+"""Least fraction of the recorded read fraction that is not a regression."""
 
 
 @dataclass(frozen=True)
@@ -66,15 +81,16 @@ class Finding(Json):
 class Checked(Json):
     """All findings of one entry, or of a file of a registry that holds none.
 
-    `renewed` is the entry that `--accept` would write: the same schedules, rendered and compiled here. It is None where
-    `get_kernel` would pass the entry over, and where the entry does not compile or is wrong.
+    `renewed` is the entry that `--accept` writes: the same schedules, rendered and compiled here. It is None where `get_kernel` would
+    pass the entry over, and where the entry does not compile or is wrong. `accepted`: a regression that was accepted.
     """
 
     key: str
     findings: tuple[Finding, ...]
     spec: str = ""
     arch: str = ""
-    entry: Annotated[Entry | None, Field(exclude=True)] = field(default=None, repr=False)
+    registry: str = ""
+    accepted: bool = False
     renewed: Annotated[Entry | None, Field(exclude=True)] = field(default=None, repr=False)
 
     @computed_field  # type: ignore[prop-decorator]
@@ -102,13 +118,84 @@ class Checked(Json):
         """The first finding that makes the verdict; empty for a good entry."""
         return next((f"{f.aspect}: {f.detail}" for f in self.findings if f.status == self.verdict != "good"), "")
 
+    @property
+    def bad(self) -> bool:
+        """Whether it is damaged or regressed, and still is."""
+        return self.verdict in FAILING and not self.accepted
+
+
+def check_registry(
+    store: Store,
+    every: Sequence[Found],
+    worker: Worker,
+    *,
+    keys: Sequence[str] = (),
+    archs: Sequence[str] = (),
+    speed: bool = False,
+    accept: bool = False,
+    compiling: Callable[[int], object],
+) -> Iterator[Checked]:
+    """Check the entries that a store holds (`Store.all`), one by one: those whose key begins with one of `keys` and whose target is one of
+    `archs` (any where there are none).
+
+    What has to be compiled for them is compiled before, in parallel; `compiling` is called with the number of modules, if there are any.
+    `accept` writes those of them that render and compile into the store.
+    """
+    found = [one for one in every if not keys or one.key.startswith(tuple(keys))]
+    chosen = [one.entry for one in found if one.entry is not None and (not archs or one.entry.arch in archs)]
+    sources: list[Source] = []
+    for entry in chosen:
+        with suppress(Exception):  # templates raise exceptions of many kinds
+            sources += entry.sources
+    with suppress(KvgenError):  # the check of its entry names the failure
+        build_all(sources, ArtifactCache(), compiling)
+    for entry in chosen:
+        checked = replace(check_entry(entry, speed=speed, worker=worker), registry=store.name)
+        if accept and checked.renewed is not None:
+            try:
+                if checked.renewed != entry:
+                    store.put(checked.renewed)
+                checked = replace(checked, accepted=checked.regressed)
+            except (KvgenError, OSError) as error:
+                checked = replace(checked, findings=(*checked.findings, *unreachable(store.name, error).findings))
+        yield checked
+    yield from (replace(problem, registry=store.name) for problem in map(file_problem, found) if problem is not None)
+
+
+def file_problem(one: Found) -> Checked | None:
+    """What is wrong with a file, whatever its entry is: it is damaged, or `get_kernel` does not look for it under its name."""
+    if one.entry is None:
+        return Checked(one.key, (Finding("registry", "damaged", f"{one.path.parent.name}/{one.path.name}: {one.problem}"),))
+    if one.path.name.partition(".")[0] == (name := format_name(one.entry.spec)):
+        return None
+    return Checked(one.key, (Finding("registry", "regressed", f"get_kernel looks for it as {name}.json, and it is {one.path.name}"),))
+
+
+def unreachable(registry: str, error: Exception) -> Checked:
+    """A registry that this machine cannot read or write."""
+    return Checked(REGISTRY, (Finding("registry", "unable", str(error), environment=True),), registry=registry)
+
+
+def summary(results: Sequence[Checked], *, accept: bool = False) -> str:
+    """One line: the number of entries by verdict, and what was not checked, with the reasons."""
+    entries = Counter(one.verdict for one in results if one.key != REGISTRY)
+    count = sum(entries.values())
+    told = f"{count} {'entry' if count == 1 else 'entries'}, "
+    told += f"{entries['good']} good, {entries['regressed']} regressed, {entries['unable']} unable"
+    told += f", {entries['damaged']} damaged" if entries["damaged"] else ""
+    if accept:
+        told += f"; of these accepted: {sum(one.accepted for one in results)}"
+    missed = Counter((found.aspect, found.detail) for one in results for found in one.findings if found.status == "unable")
+    reasons = [f"{aspect} of {count} ({detail})" for (aspect, detail), count in missed.items()]
+    return told + (f"; not checked: {', '.join(reasons)}" if reasons else "")
+
 
 def check_entry(entry: Entry, cache: ArtifactCache | None = None, *, speed: bool = False, worker: Worker | None = None) -> Checked:
     """Check an entry. An aspect that this machine cannot check is `unable`, and why. `worker` runs modules (a new one by default)."""
     with nullcontext(worker) if worker is not None else Worker() as runner:
         check = EntryCheck(entry, cache or ArtifactCache(), runner)
         findings = tuple(check.find(level) for level in LEVELS if speed or level != "speed")
-        return Checked(entry.key, findings, entry.spec.name, entry.arch, entry, check.renewed())
+        return Checked(entry.key, findings, entry.spec.name, entry.arch, renewed=check.renewed())
 
 
 class EntryCheck:
@@ -170,7 +257,7 @@ class EntryCheck:
 
     def _resources(self) -> Finding:
         """Registers, spills and shared memory of every kernel, against those that the entry recorded."""
-        if self.find("source").environment or self.find("source").detail.startswith(UNCHECKED["source"]):
+        if self.find("source").environment or self.find("source").detail.startswith(NOT_RENDERED):
             return Finding("resources", "unable", "there is no source to compile")
         self.built = [build(source, self.cache) for source in self.entry.sources]
         worse: list[str] = []
@@ -204,12 +291,30 @@ class EntryCheck:
         return Finding("numerics", "good", f"relative L2 {worst:.1e}")
 
     def _speed(self) -> Finding:
-        from kvgen.tune.regression.speed import check_speed
-
-        numbers = self.find("numerics")
+        """Times every module that is not the recorded one, on the device that the entry was made on, beside the read roofline: its read
+        fraction is compared with the one that the entry recorded.
+        """
+        entry, numbers = self.entry, self.find("numerics")
         if self.built is None or numbers.status != "good":
             return Finding("speed", "unable", numbers.detail if numbers.status == "unable" else "its numbers are wrong")
-        return check_speed(self.entry, self.built, self.cache, self.worker)
+        then, now = entry.device.get("name"), here(entry.arch).get("name")
+        if then != now or not then:
+            on = f"on {then}, and this is {now or 'a machine without such a device'}" if then else "on no device"
+            return Finding("speed", "unable", f"it was {entry.made} {on}")
+        recorded = {timing.workload.key: timing.read_fraction for timing in entry.timings}
+        slower, told = False, list[str]()
+        for index, (launch, artifact) in enumerate(zip(entry.launches, self.built, strict=True)):
+            if artifact.id == launch.artifact or not launch.workloads:  # nothing was timed that it could be compared with
+                continue
+            if missing := [key for key in launch.workloads if recorded.get(key) is None]:
+                return Finding("speed", "unable", f"no read was timed beside it at {', '.join(missing)}")
+            for one in self.worker.interleave(jobs_of(entry, index, artifact, READ), ROUNDS):
+                if not one.ok:
+                    return bad_outcome("speed", f"launch {index}", one)
+                fraction, before = one.read_fraction or 0.0, recorded[one.key[1]] or 0.0
+                slower |= fraction < TOLERATED * before
+                told.append(f"{one.key[1]}: {fraction:.0%} of a read's speed, {before:.0%} when tuned")
+        return Finding("speed", "regressed" if slower else "good", "; ".join(told) or "the same modules")
 
 
 def jobs_of(entry: Entry, index: int, artifact: Artifact, timing: TimingPolicy | None) -> list[Job]:
