@@ -30,8 +30,7 @@ from kvgen.measure.inputs import NoRoom, WorkloadInputs
 from kvgen.measure.measurement import TimingPolicy
 from kvgen.measure.read_roofline import read_roofline
 from kvgen.registry.entry import Entry
-from kvgen.registry.modules import modules
-from kvgen.registry.select import Selection, select, serving_entry
+from kvgen.registry.select import Selection, modules, select, serving_entry
 from kvgen.runtime.calls import Variant
 from kvgen.runtime.module import load
 from kvgen.spec import KernelSpec, Workload, load_spec

@@ -136,8 +136,7 @@ def _get(spec: AnySpec) -> Any:
 def _fetch(spec: AnySpec) -> Kernel | MatrixKernel:
     """From a spec to its kernel: the target, the entry, its compiled modules, the kernel over them. Raises as `get_kernel` does."""
     from kvgen.api.verify import Verification
-    from kvgen.registry.modules import modules
-    from kvgen.registry.select import serving_entry
+    from kvgen.registry.select import modules, serving_entry
     from kvgen.runtime.device import require_device
 
     target = resolve(spec.arch)

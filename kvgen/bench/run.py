@@ -22,7 +22,7 @@ from kvgen.measure import read_roofline
 from kvgen.measure.inputs import NoRoom, WorkloadInputs
 from kvgen.measure.measurement import LEAST_ROUNDS, LOAD_SECONDS, TimingPolicy
 from kvgen.measure.timer import Power, cold_bytes, metered, timer_for
-from kvgen.registry.device import here
+from kvgen.registry.entry import here
 from kvgen.spec import KernelSpec, Workload
 from kvgen.verify.attention import attend
 from kvgen.verify.data import learned_sinks

@@ -92,9 +92,6 @@ def _print_entry(entry: Entry, one: Found) -> None:
     if why := entry.provenance.get("why"):
         typer.echo("")
         print_line(f"decision: {why}")
-    if entry.runner_up is not None and (other := entry.runner_up.layout):
-        times = ", ".join(f"{key} {one.backend} {microseconds(one.us)}" for key, one in other.launches.items())
-        print_line(f"next best layout: {other.layout}: {times}")
     kernels = [
         (str(index), name, str(used.registers), str(used.spill_bytes), str(used.shared_bytes))
         for index, launch in enumerate(entry.launches)

@@ -134,7 +134,7 @@ def examine() -> dict[str, Any]:
     from kvgen.integrations import INTEGRATIONS
     from kvgen.lower.backend import NAMES
     from kvgen.registry import stores
-    from kvgen.registry.device import here
+    from kvgen.registry.entry import here
     from kvgen.toolchain import ArtifactCache
     from kvgen.toolchain.compilers import find_gxx, find_nvcc
 
@@ -166,7 +166,7 @@ def _gpu() -> str:
     from kvgen._nvml import gpu_capability
     from kvgen.arch import target_of
     from kvgen.errors import ToolchainMissing
-    from kvgen.registry.device import here
+    from kvgen.registry.entry import here
 
     capability = gpu_capability()
     if capability is None:

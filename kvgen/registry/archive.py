@@ -14,6 +14,7 @@ import gzip
 import hashlib
 import io
 import json
+import platform
 import re
 import tarfile
 import zlib
@@ -30,12 +31,11 @@ from kvgen.errors import KvgenError, RegistryMiss, ToolchainMissing, host_errors
 from kvgen.files import NAME, is_name, open_plain, parse_json, replacing
 from kvgen.lower.backend import Source
 from kvgen.plaindata import Json, adapter
-from kvgen.registry.device import origin
 from kvgen.registry.entry import Damaged, Entry, OtherSchema
 from kvgen.registry.store import MOST_BYTES, Found, Store
 from kvgen.toolchain import Artifact, ArtifactCache
 from kvgen.toolchain.cache import Resources
-from kvgen.toolchain.compilers import compiler_for, machine
+from kvgen.toolchain.compilers import compiler_for, cpu_name, machine
 
 FORMAT = 3
 INDEX = "index.json"
@@ -116,6 +116,13 @@ def export_archive(found: Iterable[Found], file: Path, cache: ArtifactCache) -> 
                 tar.addfile(member, io.BytesIO(data))
     origins = tuple(sorted({one.origin for one in modules.values()}))
     return ArchiveContents(tuple(one.path for one, _ in good), tuple(modules), damaged, origins, _sha256(file))
+
+
+def origin() -> str:
+    """A description of this machine, stored with modules that are exported."""
+    from kvgen import __version__
+
+    return f"{cpu_name()} ({platform.machine()}, kvgen {__version__})"
 
 
 def _compiled(entry: Entry, cache: ArtifactCache) -> Iterator[tuple[Source, Artifact]]:

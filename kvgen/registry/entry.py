@@ -10,11 +10,13 @@ import json
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Annotated, Any
 
 from pydantic import Field
 
+from kvgen._machine import cores
+from kvgen._nvml import gpu_identity
 from kvgen.arch import Target
 from kvgen.digest import digest
 from kvgen.errors import KvgenError
@@ -28,7 +30,7 @@ from kvgen.spec.dispatch import ALIKE, Call, Dispatch
 from kvgen.spec.timing import Timing
 from kvgen.spec.workloads import mean_length
 from kvgen.toolchain.cache import Artifact, Resources
-from kvgen.toolchain.compilers import machine
+from kvgen.toolchain.compilers import cpu_name, machine
 
 SCHEMA = 5
 """Version of the entry's format and of the module ABI; entries of another version are not used."""
@@ -50,7 +52,7 @@ class OtherSchema(Damaged):
 
 @dataclass(frozen=True)
 class Rival:
-    """The best launch of another back end or layout at a workload, in µs."""
+    """The best launch of another back end at a workload, in µs."""
 
     backend: str
     launch: Params
@@ -58,19 +60,10 @@ class Rival:
 
 
 @dataclass(frozen=True)
-class OtherLayout:
-    """The next best layout, with its launches by workload key."""
-
-    layout: Params
-    launches: Mapping[str, Rival]
-
-
-@dataclass(frozen=True)
 class RunnerUp:
-    """The best launches of other back ends over the same layout by workload key, and the next best layout."""
+    """The best launches of other back ends over the same layout by workload key."""
 
     launches: Mapping[str, Rival] = field(default_factory=dict)
-    layout: OtherLayout | None = None
 
 
 @dataclass(frozen=True)
@@ -297,6 +290,17 @@ class Entry(Json):
 def entry_key(spec: AnySpec, arch: Target, device: Mapping[str, Any], workloads: Iterable[AnyWorkload]) -> str:
     """Key of the entry for a format, an architecture, a device (by its name) and a set of workloads."""
     return digest([spec.format_id, arch, str(device.get("name", "unknown")), sorted(work.key for work in workloads)])
+
+
+@cache
+def here(target: Target) -> dict[str, Any]:
+    """Name of the device that the target means here, with the threads of a CPU or the driver of a GPU.
+
+    The name is empty if there is no such device.
+    """
+    if target == "cpu":
+        return {"name": cpu_name(), "threads": cores()}
+    return {"name": "", **gpu_identity()}
 
 
 def call_of(work: Workload) -> Call:

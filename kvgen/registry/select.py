@@ -1,26 +1,34 @@
-"""Chooses the entry for a spec, with the reasons: exact, then nearest workloads, then a back end's defaults, if one gives any. And of its
-launches the one for a workload.
+"""Chooses the entry for a spec, with the reasons: exact, then nearest workloads, then a back end's defaults, if one gives any. Of its
+launches the one for a workload; and their compiled modules: as they were tuned if these are here, else compiled from what kvgen renders.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from kvgen.arch import Target
-from kvgen.errors import HostError, KvgenError, UnsupportedError
+from kvgen.errors import HostError, KvgenError, ToolchainMissing, UnsupportedError
 from kvgen.lower import backend as backends
 from kvgen.lower.backend import Backend, Source
 from kvgen.lower.schedule import Schedule, layout_id
-from kvgen.registry.device import here
-from kvgen.registry.entry import Entry, Launch, call_of
+from kvgen.registry.entry import Entry, Launch, call_of, here
 from kvgen.registry.store import Found, Store
 from kvgen.registry.store import stores as all_stores
 from kvgen.spec import AnySpec, AnyWorkload, KernelSpec, Workload
 from kvgen.spec.timing import Timing
 from kvgen.spec.workloads import apart, coordinates_of, nearest
-from kvgen.toolchain import Artifact
+from kvgen.toolchain import Artifact, ArtifactCache
+from kvgen.toolchain.compilers import machine
+
+LOG = logging.getLogger("kvgen")
+"""For information that needs no action. Without a handler, Python prints messages from WARNING on to stderr."""
+
+Ready = Callable[[int, Artifact], object]
+"""Called with the index of a launch and its module as soon as it is there."""
 
 How = Literal["exact", "nearest", "default", "none"]
 
@@ -266,3 +274,49 @@ def serving(entry: Entry, spec: KernelSpec, work: Workload) -> Serving:
     others = [us for number, us in enumerate(times) if entry.launches[number].params != launch.params]
     why = f"of the least modelled time, the next one has {min(others) / times[index]:.2f} times as much" if others else "the only launch"
     return Serving(work, index, launch, why, times[index], None)
+
+
+# --- the modules of its launches -------------------------------------------------------------------------------------------
+
+
+def modules(entry: Entry, ready: Ready = lambda *_: None, starting: Callable[[], object] = lambda: None) -> list[Path]:
+    """Shared libraries of the launches, in their order. `starting` is called before the first compilation.
+
+    The module that was measured is taken if the cache has it, it runs on this machine, and the launch renders to the same tokens; then no
+    compiler is needed. Raises ToolchainMissing, CompileError, and as `Entry.sources` does.
+    """
+    cache = ArtifactCache()
+    cache.require_executable()
+    found: dict[int, Artifact] = {}
+    missing: dict[str, tuple[Source, list[int]]] = {}
+    for index, (launch, source) in enumerate(zip(entry.launches, entry.sources, strict=True)):
+        if (tuned := tuned_module(launch, source, cache)) is not None:
+            found[index] = tuned
+            ready(index, tuned)
+        else:
+            missing.setdefault(source.id, (source, []))[1].append(index)
+
+    def compiling(count: int) -> None:
+        LOG.warning("kvgen: compiling %d kernel%s for %s (first use; cached afterwards)", count, "s" if count > 1 else "", entry.arch)
+        starting()
+
+    def compiled(key: str, artifact: Artifact) -> None:
+        for index in missing[key][1]:
+            found[index] = artifact
+            ready(index, artifact)
+
+    if missing:
+        from kvgen.toolchain.compile import build_all
+
+        try:
+            build_all([source for source, _ in missing.values()], cache, compiling, compiled)
+        except ToolchainMissing as error:
+            raise ToolchainMissing(f"the kernel is not compiled on this machine yet, and cannot be: {error}") from error
+    return [found[index].path for index in range(len(entry.launches))]
+
+
+def tuned_module(launch: Launch, source: Source, cache: ArtifactCache) -> Artifact | None:
+    """The module that a launch was measured as, if the cache has it, it runs here and the source of today has the same tokens."""
+    if launch.artifact is None or launch.machine != machine(source.target) or source.fingerprint != launch.fingerprint:
+        return None
+    return cache.get(launch.artifact)

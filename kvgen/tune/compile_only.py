@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,15 +16,16 @@ from kvgen.lower.backend import Backend, Source, Sources
 from kvgen.lower.schedule import Schedule
 from kvgen.plaindata import Json
 from kvgen.registry import user_store
-from kvgen.registry.entry import Entry
+from kvgen.registry.entry import Entry, here
+from kvgen.registry.select import untuned_entry
 from kvgen.registry.store import Store
 from kvgen.spec import AnySpec
 from kvgen.spec.target import resolve
 from kvgen.toolchain import Artifact, ArtifactCache
 from kvgen.toolchain.compile import build_many
 from kvgen.tune.budget import Progress, Watch
-from kvgen.tune.candidates import contenders, require_toolchain
-from kvgen.tune.register import make_untuned
+from kvgen.tune.candidates import Contender, contenders, require_toolchain
+from kvgen.tune.final import provenance, quality_of, toolchain_of
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,13 @@ def compile_space(
     every_outcome = tuple(outcome for _, outcome in sorted(outcomes.items()))
     feasible, seconds = sum(len(every) for _, every in spaces), time.monotonic() - began
     return CompileReport(spec, target, every_outcome, entry, path, seconds, feasible, tuple(map(str, refusals)))
+
+
+def make_untuned(spec: AnySpec, target: Target, c: Contender, built: Mapping[Schedule, tuple[Source, Artifact]]) -> Entry:
+    """The untuned entry of a back end's defaults, which were compiled and never run."""
+    facts = {**provenance(), "tuned": False, "why": "compiled only: never run, never measured"}
+    about = {"device": dict(here(target)), "toolchain": toolchain_of(built[c.defaults[0]][1]), "provenance": facts}
+    return untuned_entry(spec, target, c.backend, built, **about, quality=quality_of(spec))
 
 
 def _outcome(schedule: Schedule, result: Artifact | CompileError | CompilerCrash) -> CompileOutcome:

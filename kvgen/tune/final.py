@@ -1,4 +1,4 @@
-"""The final's entrants, and the decision among them.
+"""The final's entrants, the decision among them, and its entry.
 
 The incumbent (the registered winner, or else the workload's default) stays unless another is clearly faster; a fixed order decides ties.
 """
@@ -6,15 +6,28 @@ The incumbent (the registered winner, or else the workload's default) stays unle
 from __future__ import annotations
 
 import math
+import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from kvgen.arch import Target
+from kvgen.lower.backend import Source, Sources
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.measure.measurement import Candidate, Measurement, VerdictKind
-from kvgen.spec import AnyWorkload
+from kvgen.registry.entry import Entry, Rival, RunnerUp, here
+from kvgen.spec import AnySpec, AnyWorkload, KernelSpec
+from kvgen.spec.timing import Timing
+from kvgen.toolchain import Artifact
+from kvgen.tune.candidates import Contender
 from kvgen.tune.search import geomean
+from kvgen.verify.quality import format_quality
 
+MOST_LAUNCHES = 4
+"""Of an entry, unless more workloads have winners of their own."""
 LAUNCHES, RIVALS = 5, 1
 """Launches per workload that the best layout sends to the final, and other layouts that send their best launch."""
 
@@ -30,8 +43,6 @@ class Decision:
     launches: Mapping[str, Measurement]
     rivals: Mapping[str, Measurement]
     """By workload, the best record of another back end over the same layout, if there is one."""
-    runner_up: tuple[Params, Mapping[str, Measurement]] | None
-    """The next best layout with its best records, if there is one."""
     why: str
 
 
@@ -54,11 +65,6 @@ def finalists(records: Iterable[Measurement], workloads: Sequence[AnyWorkload], 
             candidates |= dict.fromkeys(here[: LAUNCHES if place == 0 else 1])
             candidates |= dict.fromkeys({candidate.backend: candidate for candidate in reversed(here)}.values())
     return list(candidates)
-
-
-def most_finalists(workloads: int, backends: int) -> int:
-    """Upper bound of the number of finalists: defaults, present winner, launches of the best and of the next best layouts."""
-    return workloads * (backends + 1 + LAUNCHES + backends - 1 + RIVALS * backends)
 
 
 def decide(
@@ -106,7 +112,7 @@ def decide(
         won.setdefault(record.candidate.backend, []).append(key)
     if len(won) > 1:
         why += "; " + ", ".join(f"{backend} at {' '.join(keys)}" for backend, keys in sorted(won.items()))
-    return Decision(layout, pick, rivals, next(((other, picks[other]) for other in ranked if other != layout), None), why)
+    return Decision(layout, pick, rivals, why)
 
 
 def _loses(pick: Mapping[str, Measurement], to: Mapping[str, Measurement], compare: Compare) -> bool:
@@ -131,3 +137,82 @@ def _tie_order(record: Measurement) -> tuple[int, int, str]:
         max((int(kernel.get("shared_bytes", 0)) for kernel in kernels), default=0),
         record.candidate.schedule.id,
     )
+
+
+# --- the entry -----------------------------------------------------------------------------------------------------------
+
+
+def make_entry(
+    sources: Sources,
+    decision: Decision,
+    more: Sequence[Schedule],
+    artifact: Callable[[Schedule], Artifact],
+    records: Sequence[Measurement],
+    defaults: Mapping[str, Schedule],
+    facts: Mapping[str, Any],
+) -> Entry:
+    """The entry of a tuned winner; `artifact` gives compiled schedules, `records` are the basis of the decision, `defaults` are by workload
+    key, `facts` become part of its provenance, `more` are further launches for other calls.
+    """
+    spec, target = sources.spec, sources.target
+
+    def compiled(work: AnyWorkload, schedule: Schedule) -> tuple[AnyWorkload, Schedule, Source, Artifact]:
+        return work, schedule, sources.of(schedule), artifact(schedule)
+
+    rivals = {key: Rival(one.candidate.backend, one.candidate.schedule.launch, one.cost) for key, one in decision.rivals.items()}
+
+    timings = []
+    for work in spec.workloads:
+        won = decision.launches[work.key]
+        default_us = next((one.cost for one in records if one.timed and one.key == (defaults[work.key].id, work.key)), None)
+        timings.append(Timing(work, won.cost, won.samples, won.read_us, default_us, won.watts, won.clock_mhz))
+    launches = [compiled(work, decision.launches[work.key].candidate.schedule) for work in spec.workloads]
+    entry = Entry.of(
+        spec,
+        target,
+        launches,
+        [compiled(spec.workloads[0], schedule) for schedule in more],
+        device=dict(here(target)),
+        toolchain=toolchain_of(launches[0][3]),
+        provenance={**provenance(), **facts, "tuned": True, "why": decision.why},
+        accuracy={key: dict(record.accuracy) for key, record in decision.launches.items()},
+        timings=tuple(timings),
+        runner_up=RunnerUp(rivals) if decision.rivals else None,
+        quality=quality_of(spec),
+    )
+    return replace(entry, provenance={**entry.provenance, "sources": entry.sources_id})
+
+
+def further(spec: AnySpec, target: Target, winners: Sequence[Schedule], first: Contender) -> list[Schedule]:
+    """The defaults of a back end over the winners' layout that run another number of CTAs at once than any winner of that back end, as
+    many as make MOST_LAUNCHES in all.
+    """
+
+    def shape(schedule: Schedule) -> tuple[int, int] | None:
+        tiling = first.backend.tiling(spec, schedule, target)
+        return None if tiling is None else (tiling.resident, tiling.ctas_per_sm)
+
+    taken = {shape(schedule) for schedule in winners if schedule.backend == first.backend.name}
+    others = [one for one in first.defaults if one.layout == winners[0].layout and shape(one) not in taken]
+    return others[: max(0, MOST_LAUNCHES - len(set(winners)))]
+
+
+def quality_of(spec: AnySpec) -> dict[str, Any] | None:
+    """What the format costs; the errors of a matrix are in the entry's accuracy."""
+    return {"outputs": format_quality(spec)} if isinstance(spec, KernelSpec) else None
+
+
+def toolchain_of(artifact: Artifact) -> dict[str, Any]:
+    """Versions that a compiled module depends on."""
+    versions = {"compiler": artifact.resources.compiler, "python": platform.python_version()}
+    for name, package in {"torch": "torch", "tvm_ffi": "apache-tvm-ffi", "tilelang": "tilelang"}.items():
+        with suppress(PackageNotFoundError):
+            versions[name] = version(package)
+    return versions
+
+
+def provenance() -> dict[str, Any]:
+    """Facts of every entry that is made now; `date` is UTC."""
+    from kvgen import __version__
+
+    return {"kvgen": __version__, "date": datetime.now(timezone.utc).isoformat(timespec="microseconds")}

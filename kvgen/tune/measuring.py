@@ -1,20 +1,48 @@
-"""Compiles and measures candidates: compilers run in parallel, ahead of the devices that measure."""
+"""Compiles and measures candidates: compilers run in parallel, ahead of the devices that measure, each in a worker process, so that a
+candidate that crashes or hangs costs one measurement.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import asdict, replace
+from pathlib import Path
 from queue import Empty, SimpleQueue
-from threading import Condition, Event
+from threading import Condition, Event, Lock
+from typing import Any
 
+from filelock import FileLock, Timeout
+
+from kvgen._machine import available_bytes, cores
+from kvgen._nvml import gpu_uuid, named_gpus, visible_gpus
+from kvgen.arch import Target
+from kvgen.errors import MeasureError, host_errors
 from kvgen.lower.backend import Sources
 from kvgen.lower.schedule import Schedule
-from kvgen.measure.measurement import Candidate, Key, Measurement
+from kvgen.measure.measurement import Candidate, Job, Key, Measurement, TimingPolicy, VerdictKind, compare, fingerprint
+from kvgen.measure.worker import Worker
+from kvgen.plaindata import Facts
+from kvgen.spec import AnySpec
 from kvgen.toolchain import Artifact, ArtifactCache
 from kvgen.toolchain.compile import CompilePool
-from kvgen.tune.runner import Runner
+from kvgen.verify import CheckPolicy
 
+CPU_SEARCH = TimingPolicy(seconds=0.2)
+CUDA_SEARCH = TimingPolicy(seconds=0.05, warmup_seconds=0.02)
+FINAL = TimingPolicy(seconds=0.05, warmup_seconds=0.01, samples=15, read=True)
+ROUNDS = 15
+"""Rounds of the final, where there is time."""
+CLEAR = 0.01
+"""Relative gain that counts as faster: samples of one round are paired, so 1 % is distinguishable from noise."""
+TIMEOUT_S = 60.0
+WAIT_S = 0.2
+"""Seconds after which a wait for another process's measurement looks whether the build has ended."""
+
+Passed = tuple[str, str]
+"""(sha256 of a compiled module, key of a workload)."""
 Outcome = Measurement | BaseException | None
 """A measurement, what ended it, or nothing where there was no time left for it."""
 
@@ -126,3 +154,124 @@ class Pipeline:
         self._outcomes.put((candidate, outcome))
         if device is not None:
             self._idle.put(device)
+
+
+class Runner:
+    """Verifies and times compiled candidates in killable workers.
+
+    Of the processes that share a folder of locks, only one measures on a device at a time.
+    """
+
+    def __init__(
+        self,
+        spec: AnySpec,
+        target: Target,
+        locks: Path,
+        devices: Sequence[int] | None = None,
+        *,
+        memory_bytes: int | None = None,
+        timeout_s: float = TIMEOUT_S,
+        check: CheckPolicy | None = None,
+    ) -> None:
+        """`devices` are GPU indices among the visible ones; None means the current device. Lock files go to `locks`.
+
+        A candidate may take `memory_bytes` of host memory (half of what is free by default) and `timeout_s` per stage.
+        Raises KvgenError for a GPU that is not visible.
+        """
+        self._spec, self._target, self._timeout_s, self._check = spec, target, timeout_s, check or CheckPolicy()
+        self.passed: dict[Passed, Facts] = {}
+        """What was verified by this runner, with its errors; no measurement of another build is in it."""
+        self._verified: dict[str, Mapping[str, float]] = {}
+        """Errors by sha256: checks that do not depend on the workload run once."""
+        self._verifying: dict[str, Lock] = {}
+        self._closed = Event()
+        self.exclusive = target == "cpu"
+        """Whether compilers must rest while a candidate is measured."""
+        visible = [] if self.exclusive else visible_gpus()
+        names: Sequence[str | None] = named_gpus(devices) if devices and not self.exclusive else visible[:1] or [None]
+        self.devices = len(names)
+        """Candidates that can be measured at the same time."""
+        self._search = CPU_SEARCH if self.exclusive else CUDA_SEARCH
+        self.policy: Mapping[str, Any] = {"device": fingerprint(target), "timing": asdict(self._search), "check": asdict(self._check)}
+        """Part of every study's name."""
+        memory_bytes = memory_bytes if memory_bytes is not None else available_bytes() // (1 + self.devices)
+        self._workers = [Worker(memory_bytes, _environment(name if devices else None, len(names))) for name in names]
+        self._locks = [locks / f"measure-{target if name is None else gpu_uuid(name)}.lock" for name in names]
+
+    def measure(self, candidate: Candidate, artifact: Artifact, device: int) -> Measurement:
+        """Verify, then time. A crash, a hang or a wrong result of the candidate becomes its record. A device that measures a module which
+        another one verifies now waits for its verdict.
+        """
+        return self._judged(candidate, artifact, device, self._search)
+
+    def verify(self, candidate: Candidate, artifact: Artifact) -> Measurement:
+        """Verify on the first device without timing, unless this runner has verified the module at this workload already."""
+        accuracy = self.passed.get((artifact.sha256, candidate.workload.key))
+        if accuracy is None:
+            return self._judged(candidate, artifact, 0, None)
+        return candidate.measured("ok", accuracy=accuracy, resources=artifact.resources.to_json(), module=artifact.sha256)
+
+    def _judged(self, candidate: Candidate, artifact: Artifact, device: int, timing: TimingPolicy | None) -> Measurement:
+        module = artifact.sha256
+        with self._verifying.setdefault(module, Lock()) if module not in self._verified else nullcontext():
+            before = self._verified.get(module, {})
+            job = self._job(candidate, artifact, timing, replace(self._check, workloads_only=module in self._verified))
+            with self._locked(device):
+                outcome = self._workers[device].run(job, self._timeout_s)
+            accuracy = {name: max(before.get(name, 0.0), outcome.accuracy.get(name, 0.0)) for name in {**before, **outcome.accuracy}}
+            if outcome.ok:
+                self._verified[module] = self.passed[module, candidate.workload.key] = accuracy
+        return _of(candidate, artifact, replace(outcome, accuracy=accuracy))
+
+    def final(self, entrants: Sequence[tuple[Candidate, Artifact]], seconds: float | None) -> list[Measurement]:
+        """Time verified candidates A B C A B C … on the first device, so that drift of the machine affects all alike. Takes about `seconds`
+        where given, but at least a few rounds. A finalist that fails is out.
+        """
+        jobs = [self._job(candidate, artifact, FINAL, None) for candidate, artifact in entrants]
+        with self._locked(0):
+            outcomes = self._workers[0].interleave(jobs, ROUNDS, self._timeout_s, seconds=seconds)
+        return [_of(candidate, artifact, outcome) for (candidate, artifact), outcome in zip(entrants, outcomes, strict=True)]
+
+    def compare(self, new: Measurement, old: Measurement) -> VerdictKind:
+        """How `new` compares with `old`, beyond noise."""
+        return compare(new.samples, old.samples, min_effect=CLEAR).kind
+
+    def close(self) -> None:
+        """Kill all workers. A thread that waits for a device gives up, too."""
+        self._closed.set()
+        for worker in self._workers:
+            worker.close()
+
+    def _job(self, candidate: Candidate, artifact: Artifact, timing: TimingPolicy | None, check: CheckPolicy | None) -> Job:
+        return Job(self._spec, candidate.schedule, self._target, artifact.path, candidate.workload, check, timing)
+
+    @contextmanager
+    def _locked(self, device: int) -> Iterator[None]:
+        file = self._locks[device]
+        with host_errors("lock", file):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(file)
+            while not lock.is_locked:
+                if self._closed.is_set():
+                    raise MeasureError("the run has ended")
+                with suppress(Timeout):
+                    lock.acquire(timeout=WAIT_S)
+        try:
+            yield
+        finally:
+            lock.release()
+
+
+def _environment(name: str | None, devices: int) -> dict[str, str]:
+    """Variables of a worker: its GPU, and of several workers, which compute references on the CPU at the same time, a share of threads."""
+    found = {} if name is None else {"CUDA_VISIBLE_DEVICES": name}
+    if devices > 1:
+        share, given = max(1, cores() // devices), os.environ.get("OMP_NUM_THREADS", "")
+        found["OMP_NUM_THREADS"] = str(min(share, int(given)) if given.isdigit() and int(given) else share)
+    return found
+
+
+def _of(candidate: Candidate, artifact: Artifact, outcome: Measurement) -> Measurement:
+    """What a worker answered, with the candidate and its module."""
+    resources = artifact.resources.to_json()
+    return replace(outcome, schedule=candidate.schedule, workload=candidate.workload, module=artifact.sha256, resources=resources)

@@ -24,10 +24,8 @@ from kvgen.lower.backend import Source
 from kvgen.measure.measurement import Job, Measurement, TimingPolicy
 from kvgen.measure.worker import Worker
 from kvgen.plaindata import Json
-from kvgen.registry.device import here
-from kvgen.registry.entry import Entry
-from kvgen.registry.modules import tuned_module
-from kvgen.registry.select import misfits, stale
+from kvgen.registry.entry import Entry, here
+from kvgen.registry.select import misfits, stale, tuned_module
 from kvgen.registry.store import Found, Store, format_name
 from kvgen.runtime.device import cannot_run_here
 from kvgen.spec import AnyWorkload, KernelSpec, MatrixShape, Workload

@@ -18,18 +18,15 @@ from kvgen.lower.backend import Backend, Sources
 from kvgen.lower.schedule import Schedule, Value
 from kvgen.measure.measurement import Candidate, Job, Key, Measurement
 from kvgen.registry import stores, user_store
-from kvgen.registry.device import here
-from kvgen.registry.entry import Entry, entry_key
+from kvgen.registry.entry import Entry, entry_key, here
 from kvgen.registry.store import Store
 from kvgen.spec import AnySpec
 from kvgen.spec.target import resolve
 from kvgen.toolchain import ArtifactCache
 from kvgen.tune.budget import Best, Budget, Clock, Phase, Progress, Watch
 from kvgen.tune.candidates import Contender, contenders, present_launches, require_toolchain, study_name, warm_starts
-from kvgen.tune.final import decide, finalists, most_finalists
-from kvgen.tune.measuring import CompileQueue, Outcome, Pipeline
-from kvgen.tune.register import further, make_entry
-from kvgen.tune.runner import Runner
+from kvgen.tune.final import decide, finalists, further, make_entry
+from kvgen.tune.measuring import CompileQueue, Outcome, Pipeline, Runner
 from kvgen.tune.search import Search, open_queues
 from kvgen.tune.storage import Studies, open_database, open_journal, storage_errors
 
@@ -189,7 +186,6 @@ class _Build:
         before the present winner was verified, which stays then.
         """
         self.studies, self.runner, self.records, self.known = studies, runner, studies.records, len(studies.records)
-        self.clock.final_seconds = runner.shortest_final(most_finalists(len(self.spec.workloads), len(self.found)))
         search, interrupted, last = self._open_search(), False, list[Measurement]()
         trials = self.clock.trials_left
         self.planned = search.left if trials is None else min(search.left, trials)

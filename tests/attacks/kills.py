@@ -30,7 +30,8 @@ from kvgen.lower.backend import Source
 from kvgen.lower.schedule import Schedule
 from kvgen.measure.measurement import Job, Measurement
 from kvgen.measure.worker import Worker
-from kvgen.registry import Store, archive, device
+from kvgen.registry import Store, archive
+from kvgen.registry.entry import here
 from kvgen.spec import KernelSpec
 from kvgen.toolchain import ArtifactCache
 from kvgen.toolchain.compilers import machine
@@ -55,7 +56,7 @@ def prepare() -> None:
     from kvgen.toolchain.compilers import find_gxx, tvm_ffi_include
 
     kvgen.cli.commands()
-    find_gxx(), tvm_ffi_include(), device.here("cpu"), machine("cpu")
+    find_gxx(), tvm_ffi_include(), here("cpu"), machine("cpu")
 
     def right(self: Worker, job: Job, timeout_s: float = 0.0) -> Measurement:
         return Measurement("ok", accuracy={"relative_l2": 1e-6})
@@ -63,7 +64,6 @@ def prepare() -> None:
     cpu.backend = SaltedBackend
     kvgen.tune.tuner.Runner = lambda *_, **__: FakeRunner()  # type: ignore[assignment,misc]
     Worker.run = right  # type: ignore[method-assign]
-    device._git = lambda *_: None
 
 
 @dataclass

@@ -21,7 +21,7 @@ from kvgen.spec.dispatch import Tiling
 from kvgen.toolchain import ArtifactCache
 from kvgen.toolchain.compilers import find_gxx
 from kvgen.tune.budget import Budget
-from kvgen.tune.runner import Runner
+from kvgen.tune.measuring import Runner
 from kvgen.tune.tuner import TuningResult, tune
 from kvgen.verify import CheckPolicy
 from tests.support.naive import BLOCK, naive_source, naive_spec

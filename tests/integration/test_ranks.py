@@ -18,7 +18,7 @@ PROGRAM = """
 import hashlib, json, os, sys
 import torch
 import kvgen
-import kvgen.api.kernel, kvgen.registry.modules, kvgen.toolchain.compile  # before the fork: they take longer than what the ranks do
+import kvgen.api.kernel, kvgen.registry.select, kvgen.toolchain.compile  # before the fork: they take longer than what the ranks do
 from kvgen.spec import Workload
 
 spec = kvgen.load_spec(json.loads(sys.argv[1]))

@@ -19,7 +19,7 @@ from kvgen.measure.measurement import Candidate, Measurement, VerdictKind
 from kvgen.spec import AnyWorkload, KernelSpec, load_spec
 from kvgen.spec.dispatch import Tiling
 from kvgen.toolchain import Artifact, ArtifactCache, Resources
-from kvgen.tune.runner import Runner
+from kvgen.tune.measuring import Runner
 
 
 def tiny_spec(**changes: Any) -> KernelSpec:
@@ -127,9 +127,6 @@ class FakeRunner(Runner):
     verified: list[Candidate] = field(default_factory=list)
     passed: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)
     closed: bool = False
-
-    def shortest_final(self, entrants: int) -> float:
-        return 0.0
 
     def measure(self, candidate: Candidate, artifact: Artifact, device: int) -> Measurement:
         self.measured.append(candidate)

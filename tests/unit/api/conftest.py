@@ -11,8 +11,7 @@ from kvgen.api import forget
 from kvgen.lower import backend as backends
 from kvgen.lower.backend import Source
 from kvgen.lower.schedule import Params, Schedule
-from kvgen.registry.device import here
-from kvgen.registry.entry import Entry
+from kvgen.registry.entry import Entry, here
 from kvgen.registry.store import Store
 from kvgen.spec import KernelSpec, load_spec
 from kvgen.spec.timing import Timing

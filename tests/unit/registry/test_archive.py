@@ -13,8 +13,7 @@ import pytest
 from kvgen.errors import HostError, KvgenError, RegistryMiss
 from kvgen.lower import backend as backends
 from kvgen.registry import Store, archive
-from kvgen.registry.archive import Refused
-from kvgen.registry.device import origin
+from kvgen.registry.archive import Refused, origin
 from kvgen.toolchain import ArtifactCache, build
 from kvgen.toolchain.cache import Resources
 from kvgen.tune.budget import Budget

@@ -11,7 +11,7 @@ import pytest
 
 from kvgen.errors import KvgenError
 from kvgen.lower.schedule import Params, Schedule
-from kvgen.registry.entry import Damaged, Entry, OtherLayout, Rival, RunnerUp
+from kvgen.registry.entry import Damaged, Entry, Rival, RunnerUp
 from kvgen.toolchain.cache import Artifact, KernelResources, Resources
 from tests.support.entries import signed
 
@@ -25,7 +25,7 @@ def test_the_file_gives_the_entry_back(make_entry):
         ((1, 4096), (8, 1024)),
         names=("cuda", "tilelang"),
         accuracy={"1x4096": {"relative_l2": 1e-3}},
-        runner_up=RunnerUp({"1x4096": Rival("tilelang", Params(tile=9), 12.5)}, OtherLayout(Params(block=64), {})),
+        runner_up=RunnerUp({"1x4096": Rival("tilelang", Params(tile=9), 12.5)}),
         quality={"outputs": {"normal": {"relative_l2": 0.1}, "seed": 0}, "notes": [1]},
     )
     assert again(entry) == entry

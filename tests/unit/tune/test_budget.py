@@ -18,21 +18,17 @@ def test_what_is_no_duration_is_refused_with_an_example(text: str):
         parse_duration(text)
 
 
-@pytest.mark.parametrize("wrong", [{"trials": "5"}, {"trials": True}, {"seconds": [1]}, {"trials": 0}, {"seconds": float("nan")}])
+@pytest.mark.parametrize("wrong", [{"trials": 0}, {"seconds": 0}, {"seconds": float("nan")}, {"seconds": float("inf")}])
 def test_a_bound_that_is_none_is_named(wrong: dict[str, Any]):
-    with pytest.raises((TypeError, ValueError), match=r"^(trials must be|seconds of a budget must be a number|a budget must be longer)"):
+    with pytest.raises(ValueError, match=r"^(trials must be|a budget must be longer)"):
         Budget(**wrong)
 
 
-def test_the_search_ends_by_trials_or_where_the_final_needs_the_time():
+def test_the_search_ends_by_trials_or_where_the_final_begins():
     time = [0.0]
     clock = Clock(Budget(trials=2, seconds=100.0), now=lambda: time[0])
-    assert (clock.trials_left, clock.left, clock.search_left, clock.search_over) == (2, 100.0, 80.0, False)
-    clock.final_seconds = 30.0
-    assert clock.search_left == 70.0
-    clock.final_seconds = 1000.0
-    assert clock.search_left == 50.0
-    time[0] = 60.0
-    assert (clock.search_left, clock.left, clock.search_over) == (0.0, 40.0, True)
+    assert (clock.trials_left, clock.left, clock.search_left, clock.search_over) == (2, 100.0, 70.0, False)
+    time[0] = 75.0
+    assert (clock.search_left, clock.left, clock.search_over) == (0.0, 25.0, True)
     assert Clock(Budget(trials=2), used=2).search_over
-    assert not Clock(Budget(), final_seconds=1000.0).search_over
+    assert not Clock(Budget()).search_over

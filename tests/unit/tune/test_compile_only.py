@@ -64,7 +64,7 @@ def test_a_tuned_entry_takes_the_place_of_an_untuned_one_and_keeps_it(tmp_path: 
 
     def entry(spec: KernelSpec, device: str) -> str:
         with monkeypatch.context() as patch:
-            patch.setattr("kvgen.tune.register.here", lambda _: {"name": device})
+            patch.setattr("kvgen.tune.compile_only.here", lambda _: {"name": device})
             return compile_in(tmp_path, limit=1, spec=spec).entry.key
 
     kept = {entry(tiny_spec(workloads=[{"batch": 8, "kv_len": 4096}]), cpu_name()), entry(tiny_spec(), "Another CPU")}

@@ -15,8 +15,8 @@ from kvgen.errors import MeasureError
 from kvgen.measure.measurement import Candidate, Job, Measurement
 from kvgen.spec import Workload
 from kvgen.toolchain import Artifact, Resources
-from kvgen.tune import runner
-from kvgen.tune.runner import Runner
+from kvgen.tune import measuring
+from kvgen.tune.measuring import Runner
 from tests.support.specs import kv4_spec
 from tests.support.tuning import FakeBackend, tiny_spec
 
@@ -52,11 +52,11 @@ class FakeWorkers:
 @pytest.fixture
 def workers(monkeypatch: pytest.MonkeyPatch) -> FakeWorkers:
     fake = FakeWorkers()
-    monkeypatch.setattr(runner, "Worker", fake.worker)
-    monkeypatch.setattr(runner, "visible_gpus", lambda: list("0123"))
-    monkeypatch.setattr(runner, "named_gpus", lambda devices: [str(device) for device in devices])
-    monkeypatch.setattr(runner, "gpu_uuid", lambda name: f"GPU-{name}")
-    monkeypatch.setattr(runner, "fingerprint", lambda target: {})
+    monkeypatch.setattr(measuring, "Worker", fake.worker)
+    monkeypatch.setattr(measuring, "visible_gpus", lambda: list("0123"))
+    monkeypatch.setattr(measuring, "named_gpus", lambda devices: [str(device) for device in devices])
+    monkeypatch.setattr(measuring, "gpu_uuid", lambda name: f"GPU-{name}")
+    monkeypatch.setattr(measuring, "fingerprint", lambda target: {})
     return fake
 
 
