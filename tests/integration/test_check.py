@@ -1,4 +1,4 @@
-"""`kvgen check` over real kernels of the CPU: a slow loop in a header, a back end that refuses, a broken header."""
+"""`kvgen check` over real kernels of the CPU: a slow loop in a header, a compiler that is gone."""
 
 from __future__ import annotations
 
@@ -51,26 +51,7 @@ def test_a_comment_of_a_header_changes_nothing_and_a_slow_loop_regresses(machine
     found = machine.check("--speed", code=1)
     assert (found["source"]["status"], found["numerics"]["status"]) == ("changed", "good")
     assert found["speed"]["status"] == "regressed"
-    assert "slower" in found["speed"]["detail"]
-
-
-@pytest.mark.slow
-def test_a_header_that_does_not_compile_regresses(machine: Own):
-    machine.write("    this is no C++;\n")
-    found = machine.check(code=1)
-    assert found["resources"]["status"] == "regressed"
-    assert found["numerics"]["status"] == "unable"
-
-
-@pytest.mark.slow
-def test_a_schedule_outside_the_search_space_regresses(machine: Own):
-    machine.write("")
-    space = Path(machine.environment["KVGEN_DATA_DIR"]) / "search_spaces" / "cpu.yaml"
-    text = space.read_text()
-    space.write_text(text.replace("values: [1024, 4096, 16384]", "values: [123]"))
-    found = machine.check(code=1)
-    assert "get_kernel passes it over" in found["source"]["detail"]
-    space.write_text(text)
+    assert "when tuned" in found["speed"]["detail"]
 
 
 @pytest.mark.slow
