@@ -62,7 +62,7 @@ def entries(found: list[Found] | None = None) -> pd.DataFrame:
 
 
 def trials(key: str, cache: ArtifactCache | None = None) -> pd.DataFrame:
-    """The trials of the searches that led to an entry, in the order of time; empty if their journal is not in this machine's cache.
+    """The trials of the searches that led to an entry, in the order of time; empty if their studies are not in this machine's cache.
 
     Columns: backend, workload, seconds (of the search, when the trial ended, without the pauses between builds), kind (`ok`, or how it
     failed), us (NaN of a failure), read_us, detail, candidate, module (sha256); then the parameters, as `layout.block` and
@@ -164,17 +164,17 @@ def fastest_peers(rows: pd.DataFrame, dtype: str) -> pd.DataFrame:
 
 
 def _studies(key: str, cache: ArtifactCache | None) -> list[tuple[Any, list[tuple[Any, Any]]]]:
-    """(Optuna study, [(when it ended, measurement)]) of a key's journal, the latest of each back end and workload."""
+    """(Optuna study, [(when it ended, measurement)]) of a key's studies, the latest of each back end and workload."""
     import optuna
 
     from kvgen.measure.measurement import Measurement
     from kvgen.toolchain import ArtifactCache
-    from kvgen.tune.storage import RECORD, open_journal
+    from kvgen.tune.storage import RECORD, open_file
 
-    journal = (cache or ArtifactCache()).root / "studies" / f"{key}.journal"
-    if not journal.exists():
+    file = (cache or ArtifactCache()).root / "studies" / f"{key}.db"
+    if not file.exists():
         return []
-    storage, latest = open_journal(journal), dict[tuple[str, str], tuple[Any, list[tuple[Any, Any]]]]()
+    storage, latest = open_file(file), dict[tuple[str, str], tuple[Any, list[tuple[Any, Any]]]]()
     for name in optuna.get_all_study_names(storage):
         study = optuna.load_study(study_name=name, storage=storage)
         finished: list[Any] = [trial for trial in study.get_trials(deepcopy=False) if RECORD in trial.user_attrs]

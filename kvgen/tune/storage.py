@@ -1,11 +1,10 @@
-"""Measurements of earlier and of other builds: Optuna studies, one per back end and workload, in a journal file or a shared database.
+"""Measurements of earlier and of other builds: Optuna studies, one per back end and workload, in a file or a shared database.
 
 A finished measurement is added to its study as one whole trial, so a killed process leaves no half of one, and nothing is reserved by it.
 """
 
 from __future__ import annotations
 
-import json
 import random
 import re
 import time
@@ -13,16 +12,13 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
 
 import optuna
-from filelock import FileLock
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.samplers import PartialFixedSampler, TPESampler
-from optuna.storages import BaseStorage, JournalStorage, RDBStorage
-from optuna.storages.journal import JournalFileBackend
+from optuna.storages import BaseStorage, RDBStorage
 from optuna.trial import TrialState, create_trial
-from sqlalchemy.engine import make_url
+from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from kvgen.errors import HostError, KvgenError, host_errors
@@ -50,8 +46,6 @@ class Studies:
     def __init__(self, storage: BaseStorage, names: Mapping[StudyKey, str], spaces: Mapping[str, SearchSpace], seed: int) -> None:
         """Studies by `names`, created where they do not exist. Raises HostError where one holds what is no measurement."""
         self.records: dict[Key, Measurement] = {}
-        self.shared = isinstance(storage, RDBStorage)
-        """Whether other processes may add measurements meanwhile."""
         self._samplers = {key: TPESampler(seed=seed, multivariate=True, n_startup_trials=4) for key in names}
         self._studies = {
             key: optuna.create_study(storage=storage, study_name=name, sampler=self._samplers[key], load_if_exists=True)
@@ -76,7 +70,7 @@ class Studies:
                         self.records[record.candidate.key] = record
                     except (ValueError, AssertionError) as error:
                         what = f"trial {trial.number} of the study {study.study_name} holds no measurement ({error})"
-                        raise HostError(f"{what}: delete the study or its journal, and its measurements are taken anew") from error
+                        raise HostError(f"{what}: delete the study or its file, and its measurements are taken anew") from error
                     news.append(record)
         return news
 
@@ -117,40 +111,15 @@ def unflatten(backend: str, params: Mapping[str, Value]) -> Schedule:
 # --- where they are ----------------------------------------------------------------------------------------------------
 
 
-def open_journal(path: Path) -> BaseStorage:
-    """Storage in one file. A last line that is incomplete or damaged, by a killed process or a full disk, is removed first: Optuna reads
-    past such a line, and fails as soon as another one follows.
-
-    Raises HostError where the file cannot be opened or written, or is damaged elsewhere.
-    """
-    with host_errors("open the journal", path):
+def open_file(path: Path) -> BaseStorage:
+    """Storage in one file of SQLite. Raises HostError where it cannot be opened or is damaged."""
+    with host_errors("open the studies", path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with (lock := FileLock(path.with_suffix(".lock"))):  # the operating system releases it when its holder dies
-            with path.open("a+b") as file:
-                file.seek(0)
-                content = file.read()
-                last = content[(start := content.rfind(b"\n", 0, -1) + 1) :]
-                try:
-                    json.loads(last or b"{}")
-                    whole = not last or last.endswith(b"\n")
-                except ValueError:
-                    whole = False
-                if not whole:
-                    file.truncate(start)
-            try:
-                return JournalStorage(_Journal(str(path), lock_obj=cast(Any, lock)))
-            except OSError:
-                raise
-            except Exception as error:  # what Optuna raises for a line that is no JSON, or none of its operations, depends on the line
-                why = f"the journal {path} is damaged ({type(error).__name__}: {error})"
-                raise HostError(f"{why}: delete it, and its measurements are taken anew", path) from error
-
-
-class _Journal(JournalFileBackend):
-    def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        """See `JournalFileBackend`. Raises HostError."""
-        with host_errors("write the journal", Path(self._file_path)):
-            super().append_logs(logs)
+    try:
+        return open_database(URL.create("sqlite", database=str(path)).render_as_string())
+    except KvgenError as error:
+        why = str(error).rpartition(": ")[2]
+        raise HostError(f"cannot open the studies {path}: {why}; without the file its measurements are taken anew", path) from None
 
 
 def open_database(url: str) -> BaseStorage:

@@ -28,7 +28,7 @@ from kvgen.tune.candidates import Contender, contenders, present_launches, requi
 from kvgen.tune.final import decide, finalists, further, make_entry
 from kvgen.tune.measuring import CompileQueue, Outcome, Pipeline, Runner
 from kvgen.tune.search import Search, open_queues
-from kvgen.tune.storage import Studies, open_database, open_journal, storage_errors
+from kvgen.tune.storage import Studies, open_database, open_file, storage_errors
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def tune(
 
     One layout for the spec, one launch per workload, of any back end. Every module that the entry names is verified in this build.
     Interrupting it registers the best that it has verified so far. Only one process at a time tunes a key; another that waited takes
-    over its entry. `storage` is a database URL that several hosts share; without it studies are journals in the cache. `devices` are
+    over its entry. `storage` is a database URL that several hosts share; without it studies are files in the cache. `devices` are
     GPU indices, one worker each. `fresh`: registered entries neither start the search nor have to be beaten; finished measurements
     still count, and the present entry's accuracy of a model is carried over. `all_schedules` also searches what the spaces' hints
     exclude.
@@ -119,10 +119,10 @@ def tune(
         with storage_errors(), ExitStack() as ends:
             runner = runner or Runner(spec, target, cache.root / "tuning", devices)
             ends.callback(runner.close)
-            opened = open_database(storage) if storage else open_journal(cache.root / "studies" / f"{build.key}.journal")
+            opened = open_database(storage) if storage else open_file(cache.root / "studies" / f"{build.key}.db")
             names = {(c.backend.name, w.key): study_name(sources, c, w, runner.policy) for c in found for w in spec.workloads}
             studies = Studies(opened, names, {c.backend.name: c.space for c in found}, seed)
-            return replace(build.run(studies, runner), refusals=tuple(map(str, refusals)))
+            return replace(build.run(studies, runner, shared=storage is not None), refusals=tuple(map(str, refusals)))
 
 
 @contextmanager
@@ -181,11 +181,12 @@ class _Build:
         self.known = 0
         self.planned: int | None = None
 
-    def run(self, studies: Studies, runner: Runner) -> TuningResult:
+    def run(self, studies: Studies, runner: Runner, *, shared: bool) -> TuningResult:
         """Search, then decide among the finalists, and register. Raises KeyboardInterrupt if Ctrl-C came before any schedule was right, or
         before the present winner was verified, which stays then.
         """
         self.studies, self.runner, self.records, self.known = studies, runner, studies.records, len(studies.records)
+        self.shared = shared
         search, interrupted, last = self._open_search(), False, list[Measurement]()
         trials = self.clock.trials_left
         self.planned = search.left if trials is None else min(search.left, trials)
@@ -217,7 +218,7 @@ class _Build:
             order,
             lambda queue: self.studies.suggest((queue.start.backend, queue.workload.key), queue.layout),
             exhaustive=budget.seconds is None and covered,
-            shared=self.studies.shared,
+            shared=self.shared,
         )
         for record in self.studies.records.values():
             search.take(record)
@@ -257,7 +258,7 @@ class _Build:
             room = len(search.first)
         elif (trials := self.clock.trials_left) is not None:  # nothing is compiled that would not be measured
             room = min(room, max(len(search.first), trials - len(pipeline.inside)))
-        for record in self.studies.read() if self.studies.shared else ():
+        for record in self.studies.read() if self.shared else ():
             search.take(record)
         for candidate in search.next(room):
             self.tell("compiling", str(candidate.schedule))

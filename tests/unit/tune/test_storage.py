@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-import errno
 from pathlib import Path
 from typing import Any
 
 import pytest
 from optuna.storages import BaseStorage
-from optuna.storages.journal import JournalFileBackend
 
 from kvgen.errors import HostError, KvgenError, ToolchainMissing
 from kvgen.lower.schedule import Params, Schedule
@@ -14,7 +12,7 @@ from kvgen.lower.space import Parameter, SearchSpace
 from kvgen.measure.measurement import Candidate, Measurement
 from kvgen.spec import Workload
 from kvgen.tune import storage
-from kvgen.tune.storage import Studies, flatten, open_database, open_journal, storage_errors, unflatten
+from kvgen.tune.storage import Studies, flatten, open_database, open_file, storage_errors, unflatten
 
 SPACE = SearchSpace(
     "cpu",
@@ -37,68 +35,44 @@ def record(one: Candidate, us: float = 5.0, kind: Any = "ok") -> Measurement:
 
 
 def studies(opened: Path | BaseStorage, seed: int = 0) -> Studies:
-    return Studies(open_journal(opened) if isinstance(opened, Path) else opened, {STUDY: "study"}, {"cpu": SPACE}, seed)
+    return Studies(open_file(opened) if isinstance(opened, Path) else opened, {STUDY: "study"}, {"cpu": SPACE}, seed)
 
 
 @pytest.fixture
-def journal(tmp_path: Path) -> Path:
-    return tmp_path / "study.journal"
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "study.db"
 
 
-def test_records_survive_the_process_and_the_last_of_a_candidate_counts(journal: Path):
-    first = studies(journal)
+def test_records_survive_the_process_and_the_last_of_a_candidate_counts(file: Path):
+    first = studies(file)
     kept = [record(candidate()), record(candidate(threads=4), kind="crash")]
     for item in [record(candidate(threads=4)), *kept]:
         first.finish(item)
-    assert {*map(str, studies(journal).records.values())} == {*map(str, kept)}
+    assert {*map(str, studies(file).records.values())} == {*map(str, kept)}
     assert unflatten("cpu", flatten(candidate().schedule)) == candidate().schedule
 
 
-@pytest.mark.parametrize("end", [b'{"op_code": 4, "half', b'{"op_code": 4, "half\n', b"\n", b"\0\0\0"])
-def test_a_damaged_last_line_is_cut_and_nothing_else_is_lost(journal: Path, end: bytes):
-    studies(journal).finish(record(candidate()))
-    with journal.open("ab") as file:
-        file.write(end)
-    again = studies(journal)
-    assert list(again.records) == [candidate().key]
-    again.finish(record(candidate(threads=4)))
-    assert len(studies(journal).records) == 2
+@pytest.mark.parametrize("held", [{"kindx": "ok"}, [1]])
+def test_a_record_that_does_not_parse_is_named(file: Path, monkeypatch: pytest.MonkeyPatch, held: object):
+    with monkeypatch.context() as patch:
+        patch.setattr(Measurement, "to_json", lambda _: held)
+        studies(file).finish(record(candidate()))
+    with pytest.raises(HostError, match=r"^trial 0 of the study study holds no measurement \(.*delete the study or its file"):
+        studies(file)
 
 
-@pytest.mark.parametrize("line", [b'{"half', b"{}", b"null"])
-def test_a_journal_that_is_damaged_elsewhere_is_named(journal: Path, line: bytes):
-    studies(journal).finish(record(candidate()))
-    journal.write_bytes(journal.read_bytes() + line + b"\n" + b"{}\n")
-    with pytest.raises(HostError, match=f"the journal {journal} is damaged") as told:
-        studies(journal)
+def test_a_file_that_cannot_be_opened_or_is_damaged_says_where_and_why(tmp_path: Path, file: Path):
+    (tmp_path / "file").touch()
+    with pytest.raises(HostError, match=r"cannot open the studies .*/file: File exists"):
+        open_file(tmp_path / "file" / "a.db")
+    file.write_bytes(b"no database" * 1000)
+    with pytest.raises(HostError, match=f"cannot open the studies {file}: file is not a database; without the file") as told:
+        open_file(file)
     assert "\n" not in str(told.value)
 
 
-@pytest.mark.parametrize("held", [{"kindx": "ok"}, [1]])
-def test_a_record_that_does_not_parse_is_named(journal: Path, monkeypatch: pytest.MonkeyPatch, held: object):
-    with monkeypatch.context() as patch:
-        patch.setattr(Measurement, "to_json", lambda _: held)
-        studies(journal).finish(record(candidate()))
-    with pytest.raises(HostError, match=r"^trial 0 of the study study holds no measurement \(.*delete the study or its journal"):
-        studies(journal)
-
-
-def test_a_journal_that_cannot_be_written_says_where_and_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (tmp_path / "file").touch()
-    with pytest.raises(HostError, match=r"cannot open the journal .*/file: File exists"):
-        open_journal(tmp_path / "file" / "a.journal")
-    first = studies(tmp_path / "a.journal")
-
-    def full(self: JournalFileBackend, logs: list[dict[str, Any]]) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(JournalFileBackend, "append_logs", full)
-    with pytest.raises(HostError, match=r"cannot write the journal .*a.journal: No space left"):
-        first.finish(record(candidate()))
-
-
-def test_suggestions_stay_on_the_layout_and_learn_from_what_was_measured(journal: Path):
-    found = studies(journal)
+def test_suggestions_stay_on_the_layout_and_learn_from_what_was_measured(file: Path):
+    found = studies(file)
     for threads in (1, 2, 4):
         for kind in "ab":
             found.finish(record(candidate(32, threads, kind), float(threads), "ok" if kind == "a" else "wrong"))
@@ -110,7 +84,6 @@ def test_suggestions_stay_on_the_layout_and_learn_from_what_was_measured(journal
 def test_another_host_sees_what_is_measured(tmp_path: Path):
     url = f"sqlite:///{tmp_path / 'studies.db'}"
     one, other = (studies(open_database(url), seed) for seed in (0, 1))
-    assert one.shared
     one.finish(record(candidate()))
     assert other.read() == [record(candidate())]
     assert other.read() == []
