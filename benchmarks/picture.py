@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.tables import ROOT, attend, fastest, frame, steps
-from kvgen.results.numbers import count, fraction
+from kvgen.results import count, fraction
 
 PICTURES = ROOT / "docs" / "pictures"
 OURS, OTHERS = "#1f5fc4", "#6b7280"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from kvgen.results.numbers import fraction
+from kvgen.results import fraction
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"

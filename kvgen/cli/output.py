@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from kvgen.errors import printable
-from kvgen.results.numbers import microseconds as microseconds  # tables of commands and pages write a time alike
+from kvgen.results import microseconds as microseconds  # tables of commands and pages write a time alike
 
 if TYPE_CHECKING:
     from kvgen.registry.entry import Entry

@@ -29,7 +29,6 @@ class Format(str, Enum):
 def report(
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The page to write.")] = Path("kvgen-report.html"),
     keys: Keys = None,
-    bench: Annotated[list[Path] | None, typer.Option("--bench", metavar="FILE", help="Rows of `kvgen bench --csv`, to show.")] = None,
     as_json: Json = False,
 ) -> None:
     """Write an HTML page about registered entries: times beside the read roofline, searches, failures."""
@@ -44,7 +43,6 @@ def report(
     from kvgen.registry import stores
     from kvgen.results.page import render
 
-    tables = [results.measurements(file) for file in bench or ()]
     every = [one for store in reversed(stores()) for one in store.all()]
     require_keys(keys or [], [one.key for one in every])
     for key in keys or []:
@@ -61,7 +59,7 @@ def report(
         ])  # fmt: skip
         return
     with host_errors("write the page", output):
-        write_whole(output, render(chosen, results.joined(tables)))
+        write_whole(output, render(chosen))
     typer.echo(f"wrote {output} (entries: {len(entries)})")
 
 

@@ -1,17 +1,14 @@
-"""pandas frames of what is registered and was measured, for notebooks, `kvgen report` and pictures. Times are in µs per call.
+"""pandas frames of what is registered and was measured, for notebooks and `kvgen report`; and numbers as tables and charts show them.
+Times are in µs per call.
 
 import kvgen.results as results
 
 entries = results.entries()
 trials = results.trials(entries.key[0])
-rows = results.measurements("rows.csv")
 """
 
 from __future__ import annotations
 
-import io
-import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -24,10 +21,6 @@ PAUSE_S = 600.0
 """Trials that ended farther apart belong to two builds, and the time between them to neither."""
 FEWEST_TRIALS = 8
 """Least number of successful trials of a study for which importances are computed."""
-MOST_BYTES = 1 << 24
-COLUMNS = ("provider", "backend", "spec", "batch", "kv_len", "q_len", "us", "read_us", "load", "device", "date")
-LIBRARIES = {"torch": "torch", "flashinfer": "FlashInfer", "onnxruntime": "ONNX Runtime"}
-SHORT = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 
 
 def entries(found: list[Found] | None = None) -> pd.DataFrame:
@@ -115,54 +108,6 @@ def failures(trials: pd.DataFrame) -> pd.DataFrame:
     return frame.sort_values("count", ascending=False, kind="stable").reset_index().drop(columns="alike")
 
 
-def measurements(file: str | Path) -> pd.DataFrame:
-    """The rows of `kvgen bench --csv`, with its columns and `workload`, the key.
-
-    Raises KvgenError where the file cannot be read or is no such table.
-    """
-    import pandas as pd
-
-    from kvgen.errors import KvgenError
-    from kvgen.files import read_plain
-    from kvgen.spec.workloads import parse
-
-    try:
-        text = io.BytesIO(read_plain(Path(file).resolve(), MOST_BYTES))
-        frame = pd.read_csv(text, keep_default_na=False, na_values={"watts": "", "clock_mhz": ""})
-        if absent := [name for name in COLUMNS if name not in frame]:
-            raise ValueError(f"it has no column {absent[0]}")
-        frame = frame.astype({"us": float, "read_us": float})
-        if not frame[["us", "read_us"]].gt(0.0).all(axis=None):
-            raise ValueError("a time is not above 0")
-        shapes = zip(frame.batch, frame.kv_len, frame.q_len, strict=True)
-        return frame.assign(workload=[parse(f"{batch}x{kv_len}q{q_len}").key for batch, kv_len, q_len in shapes])
-    except OSError as error:
-        raise KvgenError(f"cannot read {file}: {error.strerror}") from error
-    except ValueError as error:
-        what = "it is not text" if isinstance(error, UnicodeDecodeError) else f"{error}".strip().splitlines()[0][:120]
-        raise KvgenError(f"{file} is no table that `kvgen bench --csv` wrote: {what}") from error
-
-
-def joined(tables: list[pd.DataFrame]) -> pd.DataFrame | None:
-    """Several `measurements` as one; None of none."""
-    import pandas as pd
-
-    return pd.concat(tables, ignore_index=True) if tables else None
-
-
-def fastest_peers(rows: pd.DataFrame, dtype: str) -> pd.DataFrame:
-    """Of every library the fastest over an unquantized cache, and over each quantized one; the slowest first.
-
-    Of `measurements` of one spec, whose type is `dtype`, at one workload. Adds the column `label`, as `torch bf16`.
-    """
-    others = rows[rows.provider != "kvgen"].sort_values("us")
-    held = others.backend.map(lambda backend: found[0] if (found := re.search(r"(fp|bf|int)\d+", backend)) else "")
-    names = others.provider.map(lambda name: LIBRARIES.get(name, name))
-    others = others.assign(label=names + " " + held.where(held != "", SHORT.get(dtype, dtype)))
-    quantized = held.where(held.str.fullmatch(r"(int|fp)[248]"), "")
-    return others[~others.assign(held=quantized).duplicated(["provider", "held"])].iloc[::-1]
-
-
 def _studies(key: str, cache: ArtifactCache | None) -> list[tuple[Any, list[tuple[Any, Any]]]]:
     """(Optuna study, [(when it ended, measurement)]) of a key's studies, the latest of each back end and workload."""
     import optuna
@@ -187,3 +132,24 @@ def _studies(key: str, cache: ArtifactCache | None) -> list[tuple[Any, list[tupl
         if measured and (place[0] not in latest or latest[place[0]][1][-1][0] < measured[-1][0]):
             latest[place[0]] = study, measured
     return list(latest.values())
+
+
+# --- numbers with their units ----------------------------------------------------------------------------------------------
+
+
+def microseconds(value: float | None) -> str:
+    """A time in µs with three figures and a unit that reads well; a dash for None."""
+    if value is None:
+        return "–"
+    unit, size = ("s", 1e6) if value >= 999_500 else ("ms", 1e3) if value >= 999.5 else ("µs", 1.0)
+    return f"{value / size:.3g} {unit}"
+
+
+def fraction(value: float | None) -> str:
+    """A fraction of the read roofline: two digits, without the zero before the point; a dash for None."""
+    return "–" if value is None else f"{value:.2f}".removeprefix("0")
+
+
+def factor(value: float | None) -> str:
+    """How many times as much; a dash for None."""
+    return "–" if value is None else f"{value:.3g}×" if value >= 10 else f"{value:.2f}×"

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvgen import _resources, results
-from kvgen.results.numbers import factor, fraction, microseconds
+from kvgen.results import factor, fraction, microseconds
+from kvgen.spec import KernelSpec
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,10 +27,8 @@ WORST = 4.0
 """Trials that take more than so many times the best are drawn at the upper edge."""
 
 
-def render(found: Sequence[Found], rows: pd.DataFrame | None = None, cache: ArtifactCache | None = None) -> str:
-    """The page about good entries. `rows` are `results.measurements` of other libraries, which stand beside where they were measured
-    idle-rested on the entry's device, with its spec and workload. Raises ToolchainMissing without matplotlib or Optuna.
-    """
+def render(found: Sequence[Found], cache: ArtifactCache | None = None) -> str:
+    """The page about good entries. Raises ToolchainMissing without matplotlib or Optuna."""
     import jinja2
     from markupsafe import Markup
 
@@ -44,7 +43,7 @@ def render(found: Sequence[Found], rows: pd.DataFrame | None = None, cache: Arti
         sections.append({
             "entry": entry,
             "launches": mine.assign(gain=mine.default_us / mine.us).to_dict("records"),
-            "times": [(work, Markup(svg(times(entry, one, rows)))) for work, one in mine[mine.us.notna()].groupby("workload", sort=False)],
+            "times": [(work, Markup(svg(times(entry, one)))) for work, one in mine[mine.us.notna()].groupby("workload", sort=False)],
             "searches": [
                 (work, len(one), int((one.kind != "ok").sum()), Markup(svg(course(one)))) for work, one in trials.groupby("workload")
             ],
@@ -59,17 +58,12 @@ def render(found: Sequence[Found], rows: pd.DataFrame | None = None, cache: Arti
     return environment.get_template(TEMPLATE).render(sections=sections, version=__version__, worst=f"{WORST:g}")
 
 
-def times(entry: Entry, launch: pd.DataFrame, rows: pd.DataFrame | None) -> Figure:
-    """Bars of one workload: ours, the default, the best of another back end, other libraries; solid is what reading the bytes takes."""
+def times(entry: Entry, launch: pd.DataFrame) -> Figure:
+    """Bars of one workload: ours, the default, the best of another back end; solid is what reading the bytes takes."""
     one = launch.iloc[0]
     bars: list[tuple[str, float, float]] = [(f"kvgen {one.backend}", one.us, one.read_us), ("default", one.default_us, one.read_us)]
     bars.append((f"best {one.rival}", one.rival_us, one.read_us))
-    attention = getattr(entry.spec, "attention", None)
-    if rows is not None and attention is not None:
-        rested = rows.load.isin(["", "burst", "rested"]) & rows.get("lengths", "equal").isin(["", "equal"])
-        here = rows[rested & (rows.spec == one.spec) & (rows.device == one.device) & (rows.workload == one.workload)]
-        bars += [(peer.label, peer.us, peer.read_us) for peer in results.fastest_peers(here, attention.dtype).itertuples()]
-    bars.append(("pure read" if attention is not None else "copy", one.read_us, one.read_us))
+    bars.append(("pure read" if isinstance(entry.spec, KernelSpec) else "copy", one.read_us, one.read_us))
     bars = [bar for bar in bars if not _missing(bar[1])]
     figure, axes = _figure(0.26 * len(bars) + 0.1)
     for place, (_, us, read) in enumerate(bars):
