@@ -11,12 +11,20 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.tables import ROOT, attend, fastest, frame, steps
-from kvgen.results import count, fraction
+from kvgen.results import fraction
 
 PICTURES = ROOT / "docs" / "pictures"
 OURS, OTHERS = "#1f5fc4", "#6b7280"
 PALE = 0.35
 """Opacity of what a bar takes beyond the read."""
+
+
+def count(value: int) -> str:
+    """A number of tokens in units of 1024 or 1024², where it is a multiple: 32K."""
+    for unit, size in (("M", 1 << 20), ("K", 1 << 10)):
+        if value and value % size == 0:
+            return f"{value // size}{unit}"
+    return f"{value}"
 
 
 def bars(axes: Axes, rows: pd.DataFrame, title: str, unit: str) -> None:

@@ -18,24 +18,10 @@ from typing import Any, BinaryIO, NoReturn
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}")
 """Names of keys, ids, folders and files of entries. No separator, no leading dot or hyphen, so a name never leaves its folder."""
 
-MOST_DEPTH = 64
-"""Nesting of JSON that is read; beyond a few hundred levels Python's own functions over it fail."""
-
 
 def is_name(text: object) -> bool:
     """Whether `text` is a name of this pattern."""
     return isinstance(text, str) and NAME.fullmatch(text) is not None
-
-
-def open_plain(file: Path, *, follow: bool = False) -> BinaryIO:
-    """Open a plain file to read it. Raises OSError; ValueError for a folder, a device, a pipe or, unless to `follow`, a link."""
-    if not follow and file.is_symlink():
-        raise ValueError(f"{file.name} is a link")
-    handle = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)
-        raise ValueError(f"{file.name} is no plain file")
-    return os.fdopen(handle, "rb")
 
 
 @contextmanager
@@ -70,8 +56,8 @@ def write_whole(file: Path, text: str) -> None:
 
 
 def read_plain(file: Path, most: int) -> bytes:
-    """Contents of a plain file of at most `most` bytes. Raises OSError; ValueError for anything else, or for more bytes."""
-    with open_plain(file) as opened:
+    """Contents of a file of at most `most` bytes. Raises OSError; ValueError for more bytes."""
+    with file.open("rb") as opened:
         content = opened.read(most + 1)
     if len(content) > most:
         raise ValueError(f"{file.name} has more than {most} bytes")
@@ -79,12 +65,12 @@ def read_plain(file: Path, most: int) -> bytes:
 
 
 def read_json(file: Path, most: int) -> Any:
-    """Value of a plain file of JSON, of at most `most` bytes. Raises as `read_plain` and `parse_json` do."""
+    """Value of a file of JSON, of at most `most` bytes. Raises as `read_plain` and `parse_json` do."""
     return parse_json(read_plain(file, most))
 
 
 def parse_json(raw: bytes) -> Any:
-    """JSON of finite numbers, nested at most MOST_DEPTH deep. Raises ValueError."""
+    """JSON of finite numbers. Raises ValueError."""
 
     def refuse(text: str) -> NoReturn:
         raise ValueError(f"{text:.40} is no number")
@@ -93,12 +79,6 @@ def parse_json(raw: bytes) -> Any:
         return value if math.isfinite(value := float(text)) else refuse(text)
 
     try:
-        found = json.loads(raw, parse_constant=refuse, parse_float=finite)
+        return json.loads(raw, parse_constant=refuse, parse_float=finite)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
-    level = [found]
-    for _ in range(MOST_DEPTH):
-        level = [one for held in level if isinstance(held, (dict, list)) for one in (held.values() if isinstance(held, dict) else held)]
-        if not level:
-            return found
-    raise ValueError("it is nested too deeply")

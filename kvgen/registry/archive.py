@@ -22,13 +22,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 from pydantic import ValidationError
 
 from kvgen.arch import Target
 from kvgen.errors import KvgenError, RegistryMiss, ToolchainMissing, host_errors
-from kvgen.files import NAME, is_name, open_plain, parse_json, replacing
+from kvgen.files import NAME, is_name, parse_json, replacing
 from kvgen.lower.backend import Source
 from kvgen.plaindata import Json, adapter
 from kvgen.registry.entry import Damaged, Entry, OtherSchema
@@ -158,6 +157,8 @@ def import_archive(file: Path, store: Store, cache: ArtifactCache, sha256: str |
     with cache.scratch() as folder:
         try:
             with host_errors("read", file):
+                if file.exists() and not file.is_file():
+                    raise Refused("it is no plain file")
                 found = _sha256(file)
                 if sha256 is not None and found != sha256:
                     raise Refused(f"its sha256 is {found}, not {sha256}")
@@ -190,7 +191,7 @@ def _unpack(file: Path, folder: Path) -> set[str]:
     plain, left = folder / "archive.tar", max(PLAIN_BYTES, MOST_RATIO * file.stat().st_size)
     names: set[str] = set()
     try:
-        with _opened(file) as opened, gzip.GzipFile(fileobj=opened) as packed, plain.open("wb") as unpacked:
+        with file.open("rb") as opened, gzip.GzipFile(fileobj=opened) as packed, plain.open("wb") as unpacked:
             while data := packed.read(CHUNK):
                 left -= len(data)
                 if left < 0:
@@ -215,15 +216,8 @@ def _unpack(file: Path, folder: Path) -> set[str]:
     return names
 
 
-def _opened(file: Path) -> BinaryIO:
-    try:
-        return open_plain(file, follow=True)
-    except ValueError as error:
-        raise Refused("it is no plain file") from error
-
-
 def _sha256(file: Path) -> str:
-    with _opened(file) as opened:
+    with file.open("rb") as opened:
         sha = hashlib.sha256()
         while data := opened.read(CHUNK):
             sha.update(data)

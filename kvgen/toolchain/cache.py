@@ -16,7 +16,7 @@ from pathlib import Path
 
 from kvgen._resources import user_cache
 from kvgen.errors import HostError, KvgenError, host_errors
-from kvgen.files import is_name, open_plain, read_json, read_plain
+from kvgen.files import is_name, read_json, read_plain
 from kvgen.plaindata import Json
 
 MODULE = "module.so"
@@ -216,8 +216,7 @@ class ArtifactCache:
 
 
 def _sha256(file: Path) -> str:
-    with open_plain(file) as opened:
-        return hashlib.sha256(opened.read()).hexdigest()
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def sync(path: Path) -> None:

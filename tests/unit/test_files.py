@@ -9,30 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from kvgen.files import is_name, read_json, read_plain, write_whole
+from kvgen.files import is_name, read_json, write_whole
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "../x", "a/b", "/etc", ".hidden", "-o", "a\n", "a\0b", "ä", "x" * 201, None, b"a"])
-def test_hostile_names_are_none(name: object) -> None:
-    assert not is_name(name)
+def test_hostile_names_are_none() -> None:
+    hostile = ["", ".", "..", "../x", "a/b", "/etc", ".hidden", "-o", "a\n", "a\0b", "ä", "x" * 201, None, b"a"]
+    assert not any(map(is_name, hostile))
     assert is_name("kernel-9748340b.cu")
-
-
-def test_only_plain_files_within_the_bound_are_read(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"12345")
-    assert read_plain(tmp_path / "a", 5) == b"12345"
-    with pytest.raises(ValueError, match="more than 4 bytes"):
-        read_plain(tmp_path / "a", 4)
-    (tmp_path / "zero").symlink_to("/dev/zero")
-    (tmp_path / "here").symlink_to(tmp_path / "a")
-    os.mkfifo(tmp_path / "pipe")
-    for name, reason in (("zero", "is a link"), ("here", "is a link"), ("pipe", "no plain file"), (".", "no plain file")):
-        with pytest.raises(ValueError, match=reason):
-            read_plain(tmp_path / name, 1 << 30)
-    with pytest.raises(ValueError, match="no plain file"):
-        read_plain(Path("/dev/zero"), 1 << 30)
-    with pytest.raises(FileNotFoundError):
-        read_plain(tmp_path / "absent", 5)
 
 
 @contextmanager
@@ -79,7 +62,7 @@ def test_a_text_goes_through_a_pipe_that_is_named_by_its_handle() -> None:
     os.close(reader)
 
 
-def test_json_is_of_finite_numbers_and_no_deeper_than_python_goes(tmp_path: Path) -> None:
+def test_json_is_of_finite_numbers_and_within_bounds(tmp_path: Path) -> None:
     file = tmp_path / "a.json"
     for text, reason in (("[" * 100_000, "too deeply"), ("[NaN]", "no number"), ("[1e999]", "no number"), ("[1, 2, 3, 4]", "more than 10")):
         file.write_text(text)

@@ -8,7 +8,7 @@ import pytest
 
 from kvgen import results
 from kvgen.registry import Store
-from kvgen.results import count, factor, fraction, microseconds
+from kvgen.results import factor, fraction, microseconds
 from kvgen.results.page import render
 from kvgen.toolchain import ArtifactCache
 from kvgen.tune.budget import Budget
@@ -76,4 +76,3 @@ def test_numbers_read_well():
     assert [microseconds(us) for us in (None, 4.96, 999.6, 1234, 2_345_678)] == ["–", "4.96 µs", "1 ms", "1.23 ms", "2.35 s"]
     assert [fraction(one) for one in (None, 0.956, 1.0)] == ["–", ".96", "1.00"]
     assert [factor(one) for one in (None, 1.504, 26.68)] == ["–", "1.50×", "26.7×"]
-    assert [count(one) for one in (1, 1024, 3 << 20, 32000)] == ["1", "1K", "3M", "32000"]
