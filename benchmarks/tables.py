@@ -167,16 +167,14 @@ def plans() -> str:
 
 
 def cpu() -> str:
-    """The CPU's kernels beside torch and ONNX Runtime: ms, and for ours the read fraction."""
+    """The CPU's kernels beside torch: ms, and for ours the read fraction."""
     found, body = attend("cpu_attend.csv"), []
     for batch, tokens in ((1, 4096), (1, 32768)):
         here = found.loc[[(batch, tokens)]]
         ours = [fastest(here, provider="kvgen", spec=f"llama31-8b-kv{bits}") for bits in (8, 4, 2)]
-        onnx = [fastest(here, backend=name) for name in ("gqa-int8", "gqa-int4")]
-        others = [fastest(here, provider="torch"), *onnx]
         told = [f"**{row.us / 1000:.2f}** ({row.read_fraction:.2f})" for row in ours]
-        body.append([size(batch, tokens), *told, *(f"{row.us / 1000:.2f}" for row in others)])
-    return table(["batch × kv_len", "int8", "int4", "int2", "fastest torch SDPA", "ONNX Runtime, int8", "ONNX Runtime, int4"], body)
+        body.append([size(batch, tokens), *told, f"{fastest(here, provider='torch').us / 1000:.2f}"])
+    return table(["batch × kv_len", "int8", "int4", "int2", "fastest torch SDPA"], body)
 
 
 def overhead() -> str:

@@ -8,7 +8,6 @@ from kvgen.errors import ToolchainMissing
 
 EXTRAS = {
     "build": ("matplotlib", "optuna", "tilelang"),
-    "onnxruntime": ("onnxruntime", "onnx"),
     "postgresql": ("psycopg",),
     "pytest": ("pytest",),
     "transformers": ("transformers",),

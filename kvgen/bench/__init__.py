@@ -1,1 +1,1 @@
-"""Compares a spec's kernel with torch, FlashInfer and ONNX Runtime in one run."""
+"""Compares a spec's kernel with torch and FlashInfer in one run."""

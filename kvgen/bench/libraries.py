@@ -1,4 +1,4 @@
-"""The libraries that kvgen is compared with: torch, FlashInfer and ONNX Runtime."""
+"""The libraries that kvgen is compared with: torch and FlashInfer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import importlib.util
 import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -17,7 +16,6 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 from kvgen.arch import Target
 from kvgen.bench.run import Case, Entrant, Provider
 from kvgen.errors import ToolchainMissing, UnsupportedError
-from kvgen.extras import require
 from kvgen.spec import KernelSpec
 from kvgen.verify.filled import free_bytes
 from kvgen.verify.quantize import DTYPES
@@ -28,15 +26,12 @@ MEMORY_SHARE = 0.4
 PAGE = 16
 """Tokens of FlashInfer's pages."""
 WORKSPACE_BYTES = 256 << 20
-DOMAIN = "com.microsoft"
-INPUTS = ("query", "key", "value", "past_key", "past_value", "seqlens_k", "total", "", "", "", "", "", "k_scale", "v_scale")
-OUTPUTS = ("output", "present_key", "present_value")
 
 
 def providers(spec: KernelSpec, target: Target) -> list[Provider]:
     """All of them for a target: on a CPU, torch's fastest form differs by type, version and machine."""
     if target == "cpu":
-        return [*(TorchSdpa(dtype, folded) for dtype in SHORT for folded in (False, True)), OnnxGqa(8), OnnxGqa(4)]
+        return [*(TorchSdpa(dtype, folded) for dtype in SHORT for folded in (False, True))]
     dtype = "bf16" if spec.attention.dtype == "bfloat16" else "fp16"
     torch_kernels = [TorchSdpa(dtype, folded, kernel) for kernel in KERNELS for folded in (False, True)]
     return [*torch_kernels, FlashInfer(), FlashInfer(fp8=True)]
@@ -151,100 +146,3 @@ def paged(k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         flat[:, :length] = x
         out[:, :, place] = flat.reshape(batch, pages, PAGE, heads, dim)
     return out.flatten(0, 1)
-
-
-class OnnxGqa:
-    """GroupQueryAttention: symmetric codes with one scale per channel of a KV head for all tokens; query and output in float32.
-
-    The operator appends its token to the cache: a call reads all tokens but one, appends that one and attends.
-    """
-
-    name = "onnxruntime"
-
-    def __init__(self, bits: Literal[8, 4]) -> None:
-        self.bits = bits
-        self.backend = f"gqa-int{bits}"
-
-    def prepare(self, case: Case) -> Entrant:
-        """See `Provider`."""
-        require("the comparison with ONNX Runtime", "onnxruntime", "onnx")
-        if case.workload.q_len > 1 or case.spec.attention.sinks or case.spec.attention.head_dim % 2:
-            raise UnsupportedError(f"{self.name} {self.backend}", "rows are for one query token, without sinks, and an even head_dim")
-        q, *kv = case.tensors(torch.float32)
-        k, v = (Codes(x, self.bits) for x in kv)
-        nbytes = k.packed.numel() + v.packed.numel()
-        session = self._session(case)
-        calls = [self._call(session, case, k, v) for _ in range(case.copies(nbytes))]
-        return Entrant(case.sampler(calls), nbytes, lambda: case.error(calls[0]().reshape(q.shape), q, k.read_back(), v.read_back()))
-
-    def _session(self, case: Case) -> Any:
-        """An inference session of one node. Raises UnsupportedError where this release cannot run it."""
-        onnx, ort = importlib.import_module("onnx"), importlib.import_module("onnxruntime")
-        a, helper, kinds = case.spec.attention, onnx.helper, onnx.TensorProto
-        kept, width = (kinds.INT8, a.head_dim) if self.bits == 8 else (kinds.UINT8, a.head_dim // 2)
-        batch, heads, channels = case.workload.batch, a.kv_heads, a.kv_heads * a.head_dim
-        cache, new, scale = (kept, [batch, heads, case.length, width]), (kinds.FLOAT, [batch, 1, channels]), (kinds.FLOAT, [channels])
-        query = (kinds.FLOAT, [batch, 1, a.q_heads * a.head_dim])
-        types = {
-            "query": query, "key": new, "value": new, "past_key": cache, "past_value": cache, "seqlens_k": (kinds.INT32, [batch]),
-            "total": (kinds.INT32, [1]), "k_scale": scale, "v_scale": scale, "output": query, "present_key": cache, "present_value": cache,
-        }  # fmt: skip
-        node = helper.make_node(
-            "GroupQueryAttention", INPUTS, OUTPUTS, domain=DOMAIN, num_heads=a.q_heads, kv_num_heads=heads, softcap=float(a.softcap),
-            local_window_size=a.window or -1, kv_cache_bit_width=self.bits, k_quant_type="PER_CHANNEL", v_quant_type="PER_CHANNEL",
-        )  # fmt: skip
-        described = {name: helper.make_tensor_value_info(name, *types[name]) for name in types}
-        graph = helper.make_graph([node], "gqa", [described[n] for n in INPUTS if n], [described[n] for n in OUTPUTS])
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21), helper.make_opsetid(DOMAIN, 1)], ir_version=10)
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = torch.get_num_threads()
-        options.log_severity_level = 4
-        try:
-            return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-        except Exception as error:
-            raise UnsupportedError(f"onnxruntime {ort.__version__}", str(error).strip().splitlines()[0]) from error
-
-    @staticmethod
-    def _call(session: Any, case: Case, k: Codes, v: Codes) -> Callable[[], torch.Tensor]:
-        """A call over a cache of its own; past and present share memory, so nothing is copied."""
-        ort, batch = importlib.import_module("onnxruntime"), case.workload.batch
-        query = case.tensors(torch.float32)[0].reshape(batch, 1, -1)
-        last = [x.read_back()[:, -1].reshape(batch, 1, -1) for x in (k, v)]
-        given = {
-            "query": query, "key": last[0], "value": last[1], "past_key": k.packed, "past_value": v.packed,
-            "seqlens_k": torch.full((batch,), case.length - 1, dtype=torch.int32), "total": torch.tensor([case.length], dtype=torch.int32),
-            "k_scale": k.scale.flatten(), "v_scale": v.scale.flatten(),
-        }  # fmt: skip
-        values = {name: ort.OrtValue.ortvalue_from_numpy(x.numpy().copy()) for name, x in given.items()}
-        values["output"] = ort.OrtValue.ortvalue_from_numpy(torch.empty_like(query).numpy())
-        values |= {f"present_{which}": values[f"past_{which}"] for which in ("key", "value")}
-        binding = session.io_binding()
-        for name in given:
-            binding.bind_ortvalue_input(name, values[name])
-        for name in OUTPUTS:
-            binding.bind_ortvalue_output(name, values[name])
-
-        def run() -> torch.Tensor:
-            session.run_with_iobinding(binding)
-            return torch.from_numpy(values["output"].numpy())
-
-        return run
-
-
-class Codes:
-    """K or V [batch, length, heads, head_dim] in codes: `packed` [batch, heads, length, bytes], `scale` [heads, head_dim].
-
-    Codes of 4 bits are stored with 8 added, the even channel in the low half of a byte.
-    """
-
-    def __init__(self, x: torch.Tensor, bits: int) -> None:
-        top = (1 << (bits - 1)) - 1
-        self.scale = (x.abs().amax(dim=(0, 1)) / top).clamp(min=1e-12)
-        self.codes = (x / self.scale).round().clamp(-top, top).to(torch.int8)
-        by_heads = self.codes.transpose(1, 2).contiguous()
-        pairs = (by_heads + 8).to(torch.uint8)
-        self.packed = by_heads if bits == 8 else pairs[..., ::2] | pairs[..., 1::2] << 4
-
-    def read_back(self) -> torch.Tensor:
-        """What the codes stand for, float32 [batch, length, heads, head_dim]."""
-        return self.codes * self.scale

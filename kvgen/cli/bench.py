@@ -1,4 +1,4 @@
-"""`kvgen bench`: compares a spec's kernel with torch, FlashInfer and ONNX Runtime, or the INT8 paper's kernels with kvgen's."""
+"""`kvgen bench`: compares a spec's kernel with torch and FlashInfer, or the INT8 paper's kernels with kvgen's."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def bench(
     csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Also write the rows to a file, as they are measured.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Compare a spec's kernel with torch, FlashInfer, ONNX Runtime and the read roofline, A B C A B C … in one run."""
+    """Compare a spec's kernel with torch, FlashInfer and the read roofline, A B C A B C … in one run."""
     for option, given in {"--against": against, "--alone": alone, "--decode": decode}.items():
         if suite is not None and given:
             raise typer.BadParameter("it goes with a SPEC, not with --suite", param_hint=option)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvgen.registry import Store
 from tests.support.commands import Machine
 
 FETCH = """
@@ -82,18 +80,6 @@ def test_bench_gives_rows_beside_torch(machine: Machine, built: dict[str, Any]):
     assert all(row["relative_l2"] <= 1e-5 for row in rows)
     assert file.read_text().splitlines()[0].startswith("provider,backend,spec,batch,kv_len,q_len,lengths,us,bytes")
     assert len(file.read_text().splitlines()) == 3
-
-
-def test_check_is_good_then_sees_a_source_that_no_longer_renders(machine: Machine, built: dict[str, Any], tmp_path: Path):
-    (checked,) = machine.json("check", machine.root / "registry")
-    assert {f["aspect"]: f["status"] for f in checked["findings"]} == {"source": "good", "resources": "good", "numerics": "good"}
-    ((entry,), changed) = ((found.entry for found in Store(machine.root / "registry").all()), tmp_path / "changed")
-    assert entry is not None
-    launches = tuple(replace(one, fingerprint="another") for one in entry.launches)
-    Store(changed).put(replace(entry, launches=launches))
-    (checked,) = machine.json("check", changed, "--accept")
-    assert (checked["regressed"], checked["accepted"]) == (True, True)
-    assert [found.entry for found in Store(changed).all()] == [entry]
 
 
 def test_a_machine_without_a_compiler_runs_what_was_exported(machine: Machine, built: dict[str, Any], tmp_path: Path):

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import os
 import resource
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,18 +38,6 @@ def test_a_page_is_written_whole_or_the_old_one_stays(tmp_path: Path):
     assert list(tmp_path.iterdir()) == [page]
     with pytest.raises(OSError, match="No space left"):
         write_whole(Path("/dev/full"), "new")
-
-
-def test_writing_a_page_touches_no_other_file_and_keeps_its_permissions(tmp_path: Path):
-    page, other = tmp_path / ("p" * 250), tmp_path / "page.part"
-    write_whole(page, "old")
-    page.chmod(0o600)
-    other.write_text("the user's own")
-    write_whole(page, "new")
-    write_whole(tmp_path / "page", "new")
-    assert stat.S_IMODE(page.stat().st_mode) == 0o600
-    assert (page.read_text(), other.read_text()) == ("new", "the user's own")
-    assert len(list(tmp_path.iterdir())) == 3
 
 
 def test_a_text_goes_through_a_pipe_that_is_named_by_its_handle() -> None:

@@ -6,11 +6,10 @@ import pytest
 
 from benchmarks.gpu_words import schedule_word, schedules_of, spec_of, workload_of
 from kvgen.cli.output import launch_rows as rows
-from kvgen.errors import KvgenError
 from kvgen.lower.backend import get_backend
 from kvgen.registry.entry import Entry
 from kvgen.registry.select import Selection, serving, serving_entry
-from kvgen.spec import KernelSpec, load_spec
+from kvgen.spec import KernelSpec
 from kvgen.spec.timing import Timing
 from kvgen.spec.workloads import parse
 
@@ -63,15 +62,6 @@ def test_a_gpu_without_clusters_has_one_default() -> None:
     assert taken(entry, "64x1000") == PLAIN
 
 
-def test_the_entry_survives_being_written_and_says_why_a_launch_serves() -> None:
-    entry = entry_for("1x2048")
-    again = Entry.of_text(entry.text().encode())
-    assert again == entry
-    told = serving(again, again.spec, parse("60x600"))
-    assert (told.timing, told.modelled_us) == (None, again.look_up().times(60, 600, 36000)[told.index])
-    assert "of the least modelled time, the next one has 1." in told.why
-
-
 def test_a_tuned_launch_serves_its_workload_and_a_default_the_others() -> None:
     works = spec("8x32768")
     (schedule,) = schedules_of("n128.w8u2d2c1", CUDA, works, "sm90")
@@ -82,10 +72,3 @@ def test_a_tuned_launch_serves_its_workload_and_a_default_the_others() -> None:
     told = serving(entry, works, parse("8x32768"))
     assert (told.index, told.why, told.timing.read_fraction) == (0, "tuned for 8x32768", 0.9)
     assert [taken(entry, work) for work in ("1x2048", "64x1000")] == [WIDE, PAIRS]
-
-
-def test_what_no_back_end_supports_is_refused_by_reason() -> None:
-    attention = {"q_heads": 32, "kv_heads": 8, "head_dim": 320}
-    wide = load_spec({"name": "wide", "arch": "sm90", "attention": attention, "key": {"bits": 4}, "value": {"bits": 4, "group": 64}})
-    with pytest.raises(KvgenError, match="cuda: attention.head_dim"):
-        serving_entry(wide, "sm90", Selection(None, "none", ()))

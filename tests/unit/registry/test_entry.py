@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from kvgen.errors import KvgenError
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.registry.entry import Damaged, Entry, Rival, RunnerUp
-from kvgen.toolchain.cache import Artifact, KernelResources, Resources
 from tests.support.entries import signed
 
 
@@ -33,12 +31,6 @@ def test_the_file_gives_the_entry_back(make_entry):
         {"workload": "1x4096", "backend": "cuda", "us": 10.0, "runner_up": {"backend": "tilelang", "ratio": 1.25}},
         {"workload": "8x1024", "backend": "tilelang", "us": 10.0, "runner_up": None},
     ]
-
-
-def test_numbers_and_short_facts_stand_on_one_line(make_entry):
-    lines = make_entry(timings=(replace(make_entry().timings[0], samples=(10.0,) * 100),)).text().splitlines()
-    assert sum(line.count("10.0, 10.0") > 0 for line in lines) == 1
-    assert len(lines) < 40
 
 
 def test_launches_are_kept_once_with_all_their_workloads_and_others_serve_further_calls(make_entry):
@@ -74,15 +66,6 @@ def test_a_comment_of_a_header_changes_nothing_and_another_token_makes_the_times
         other_header(text)
         assert (again(entry).outdated, again(entry).timed_with_others) == (other, other)
     assert not replace(entry, timings=()).timed_with_others, "it has no times"
-
-
-def test_what_was_compiled_is_recorded(make_entry):
-    entry = make_entry()
-    resources = Resources("nvcc 13.0", 2.0, {"decode": KernelResources(128, 0, 1024, 0)})
-    schedule = entry.schedule(entry.launches[0])
-    compiled = (entry.spec.workloads[0], schedule, entry.sources[0], Artifact("abc", Path("module.so"), resources))
-    (launch,) = again(Entry.of(entry.spec, "cpu", [compiled], device={})).launches
-    assert (launch.artifact, launch.resources) == ("abc", resources)
 
 
 def test_an_entry_with_infinite_figures_is_not_written(make_entry):

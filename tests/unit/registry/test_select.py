@@ -6,8 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from kvgen.errors import KvgenError
-from kvgen.lower import backend as backends
 from kvgen.registry.select import select
 from kvgen.registry.store import Store
 from kvgen.spec import Workload, load_spec
@@ -26,13 +24,6 @@ def _wanting(spec, *shapes: tuple[int, int]):
 
 def _select(spec, *stores, device=None, workload=None):
     return select(spec, "cpu", workload, stores=stores, device=device or HERE)
-
-
-def test_exact(store, make_entry, spec):
-    entry = make_entry()
-    store.put(entry)
-    selection = _select(spec, store)
-    assert (selection.how, selection.entry, selection.cautions) == ("exact", entry, ())
 
 
 @pytest.mark.parametrize("wanted", [(64, 1024), (4, 8192), (1, 100)])
@@ -144,15 +135,3 @@ def test_changed_headers_mean_rendering_anew_unless_the_schedule_is_gone(store, 
     selection = _select(spec, store)
     assert selection.how == "default"
     assert any("its schedule is gone: tile = 16 is not one of 1, 2" in line for line in selection.why)
-
-
-def test_what_its_back_end_does_not_render_is_passed_over(store, make_entry, spec, monkeypatch):
-    store.put(make_entry())
-
-    def broken(*_: object):
-        raise KvgenError("it has no such template")
-
-    monkeypatch.setattr(backends.get_backend, "lower", broken)
-    selection = _select(spec, store)
-    assert selection.entry is None
-    assert any("its schedule is gone: it has no such template" in line for line in selection.why)

@@ -53,12 +53,6 @@ def test_spills_are_excluded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert (spilling[0].registers, spilling[0].spill_bytes, spilling[0].shared_bytes) == (255, 16, 1024)
 
 
-def test_a_limit_keeps_the_defaults(tmp_path: Path):
-    outcomes = compile_in(tmp_path, limit=4).outcomes
-    assert len({one.schedule for one in outcomes}) == 4
-    assert outcomes[0].schedule == FakeBackend().default(tiny_spec(), "cpu")
-
-
 def test_a_tuned_entry_takes_the_place_of_an_untuned_one_and_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Those of other workloads and machines stay."""
 

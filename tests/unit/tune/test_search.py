@@ -44,15 +44,6 @@ def drive(found: Search, trials: int = 10_000, batch: int = 1) -> list[Candidate
     return done
 
 
-def test_what_comes_first_is_not_given_once_another_process_has_measured_it():
-    found = search()
-    candidate = Candidate(Schedule("cpu", Params(block=256), Params(threads=8, tile=3)), WORKLOADS[0])
-    found.lead([candidate])
-    found.take(candidate.measured("ok", samples=(1.0,)))
-    assert found.first == []
-    assert candidate not in drive(found)
-
-
 @pytest.mark.parametrize("exhaustive", [True, False])
 @pytest.mark.parametrize("backends", [("cpu",), ("cuda", "tilelang")])
 def test_every_candidate_is_given_once(exhaustive: bool, backends: tuple[str, ...]):

@@ -174,14 +174,6 @@ def test_records_count_for_the_compiler_and_the_sources_that_they_are_of(place: 
     assert place.tune().known == 0
 
 
-def test_an_error_of_the_callback_is_the_callers_own(place: Place):
-    def progress(_: Progress) -> None:
-        raise OSError(28, "No space left on device", "log.csv")
-
-    with pytest.raises(OSError, match=r"log\.csv"):
-        place.tune(trials=3, progress=progress)
-
-
 def test_failures_of_every_kind_end_no_build_are_named_and_not_tried_again(place: Place):
     kinds = {1: "crash", 4: "timeout", 8: "compile_error"}
     runner = FakeRunner(outcome=lambda candidate: kinds.get(candidate.schedule.launch.integer("threads"), "ok"))
@@ -262,45 +254,6 @@ def test_progress_tells_best_failures_and_the_end(place: Place):
     assert {"compiling", "measuring", "finalists"} <= {progress.phase for progress in seen}
 
 
-def test_a_final_that_fails_leaves_the_decision_to_the_search(place: Place):
-    class Failing(FakeRunner):
-        def final(self, entrants: Sequence[tuple[Candidate, Artifact]], seconds: float | None) -> list[Measurement]:
-            return [candidate.measured("timeout", detail="made to fail") for candidate, _ in entrants]
-
-    result = place.tune(Failing())
-    assert result.entry.layout["block"] == 32
-    assert {record.kind for record in result.failures} == {"timeout"}
-
-
-def test_a_machine_that_fails_to_compile_judges_no_schedule(place: Place, monkeypatch: pytest.MonkeyPatch):
-    """A compiler that was killed is told, and a later build tries the schedule. A full disk ends the build."""
-    artifact, error = CompileQueue.artifact, CompilerCrash("g++ was killed by SIGKILL")
-
-    def failing(queue: CompileQueue, schedule: Schedule) -> Artifact:
-        if schedule.launch["threads"] >= least:
-            raise error
-        return artifact(queue, schedule)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(CompileQueue, "artifact", failing)
-        least = 1
-        with pytest.raises(MeasureError, match=r"nothing was measured.*17 schedules could not be compiled here.*killed by SIGKILL"):
-            place.tune()
-        least = 4
-        (note,) = place.tune().notes
-        assert "could not be compiled here, and were not judged" in note
-        error = HostError("no space")  # type: ignore[assignment]
-        with pytest.raises(HostError, match="no space"):
-            place.tune()
-    result = place.tune()
-    assert (result.failures, len(result.records)) == ([], EVERY)
-    error = CompilerCrash("g++ was killed by SIGKILL")
-    monkeypatch.setattr(CompileQueue, "artifact", failing)
-    result = place.tune(fresh=True)  # another build measured it, and its module is no longer in the cache
-    assert {launch.params["threads"] for launch in result.entry.launches}.isdisjoint({4, 8})
-    assert any("was left out of the final: g++ was killed" in note for note in result.notes)
-
-
 def test_what_cannot_be_written_is_said_before_anything_is_compiled(tmp_path: Path, compiled: list[str]):
     (tmp_path / "file").touch()
     good, bad = Place(tmp_path), Place(tmp_path / "file")
@@ -331,17 +284,6 @@ def test_a_compiler_that_takes_too_long_holds_up_neither_search_nor_final(place:
     assert all(timing.default_us and timing.read_us for timing in result.entry.timings)
 
 
-def test_the_default_is_measured_though_the_budget_ends_while_it_is_compiled(place: Place):
-    class Slow(FakeBackend):
-        def lower(self, spec: KernelSpec, schedule: Schedule, target: Target) -> Source:
-            sleep(1.0)
-            return super().lower(spec, schedule, target)
-
-    runner = FakeRunner(exclusive=False)
-    result = place.tune(runner, budget=Budget(seconds=0.5), backends=[Slow()])
-    assert {candidate.workload.key for candidate in runner.measured} == {workload.key for workload in result.entry.spec.workloads}
-
-
 def test_compilers_rest_while_a_cpu_measures(place: Place, monkeypatch: pytest.MonkeyPatch):
     class Watching(FakeRunner):
         def measure(self, candidate: Candidate, artifact: Artifact, device: int) -> Measurement:
@@ -361,3 +303,20 @@ def test_compilers_rest_while_a_cpu_measures(place: Place, monkeypatch: pytest.M
     monkeypatch.setattr(CompileQueue, "build", build)
     place.tune(Watching())
     assert not any(busy)
+
+
+def test_a_compiler_that_is_killed_judges_no_schedule(place: Place, monkeypatch: pytest.MonkeyPatch):
+    """It is told, and a later build tries the schedule."""
+    artifact = CompileQueue.artifact
+
+    def failing(queue: CompileQueue, schedule: Schedule) -> Artifact:
+        if schedule.launch["threads"] >= 4:
+            raise CompilerCrash("g++ was killed by SIGKILL")
+        return artifact(queue, schedule)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CompileQueue, "artifact", failing)
+        (note,) = place.tune().notes
+    assert "could not be compiled here, and were not judged" in note
+    result = place.tune()
+    assert (result.failures, len(result.records)) == ([], EVERY)
