@@ -1,92 +1,55 @@
 """`kvgen::attend` and `kvgen::decode`: kernels as torch operators, so that torch.compile takes them whole.
 
-An operator names its module by the path of the compiled library: a compiled graph that another process reads back finds it.
+An operator names its module by the path of the compiled library.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
+from functools import cache
 from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
+from kvgen.errors import KvgenError
 from kvgen.runtime import checks, extend
 from kvgen.runtime.calls import SHARED, Calls
-from kvgen.runtime.checks import Arguments
-from kvgen.runtime.executable import Executable
-from kvgen.runtime.kvcache import KVCache
-from kvgen.runtime.module import load
+from kvgen.runtime.executable import Arguments, Executable, New
+from kvgen.runtime.kvcache import KVCache, Tensors
 from kvgen.runtime.sequences import CallOrder, OverflowFlag, Sequences
 
-_launches: dict[str, tuple[Executable, Arguments | None]] = {}
-"""Launches and the checks of their calls by the module's path; one that no Attention of this process has is without checks."""
+_launches: dict[str, tuple[Executable, Arguments]] = {}
+"""The launches of this process's Attention modules, and the checks of their calls, by the path of the compiled library."""
 _sequences: WeakValueDictionary[int, Sequences] = WeakValueDictionary()
-"""Of the caches of this process's Attention modules, by the address of their blocks."""
-_unbound: dict[int, tuple[CallOrder, OverflowFlag]] = {}
-"""Of caches that only a graph from another process refers to, likewise."""
+"""Of the caches of these modules, by the address of their blocks."""
 _NAMES = ("q", "k_new", "v_new", "packed", "k_residual", "v_residual", "lengths", "block_table", "workspace", "sinks")
 
 
 @torch.library.custom_op("kvgen::attend", mutates_args=("workspace",))
 def attend(
-    q: Tensor,
-    packed: Tensor,
-    k_residual: Tensor,
-    v_residual: Tensor,
-    lengths: Tensor,
-    block_table: Tensor | None,
-    workspace: Tensor,
-    sinks: Tensor | None,
-    module: str,
-    scale: float,
-    max_len: int,
-    most_q: int,
-    softcap: float = 0.0,
-    window: int | None = None,
-) -> tuple[Tensor, Tensor]:
-    """(out, lse) of q over a cache's tensors; shapes and types are those of `docs/abi.md`. Nothing is appended.
-
-    More query tokens than `most_q`, those that the module is compiled for, are extend attention, which needs the spec's `softcap` and
-    `window`.
-    """
-    tensors = (packed, k_residual, v_residual, lengths, block_table)
-    return _run(q, None, tensors, workspace, sinks, module, scale, max_len, most_q, softcap, window)
+    q: Tensor, packed: Tensor, k_residual: Tensor, v_residual: Tensor, lengths: Tensor, block_table: Tensor | None, workspace: Tensor,
+    sinks: Tensor | None, module: str, scale: float, max_len: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """(out, lse) of q over a cache's tensors; shapes and types are those of `docs/abi.md`. Nothing is appended."""
+    return _run(q, None, (packed, k_residual, v_residual, lengths, block_table, None), workspace, sinks, module, scale, max_len)
 
 
 @torch.library.custom_op("kvgen::decode", mutates_args=("packed", "k_residual", "v_residual", "lengths", "workspace"))
 def decode(
-    q: Tensor,
-    k_new: Tensor,
-    v_new: Tensor,
-    packed: Tensor,
-    k_residual: Tensor,
-    v_residual: Tensor,
-    lengths: Tensor,
-    block_table: Tensor | None,
-    workspace: Tensor,
-    sinks: Tensor | None,
-    module: str,
-    scale: float,
-    max_len: int,
-    most_q: int,
-    softcap: float = 0.0,
-    window: int | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Append k_new and v_new to a cache's tensors; (out, lse) of q over them. `lengths` grow in place; `most_q` as for `attend`."""
-    tensors = (packed, k_residual, v_residual, lengths, block_table)
-    return _run(q, (k_new, v_new), tensors, workspace, sinks, module, scale, max_len, most_q, softcap, window)
+    q: Tensor, k_new: Tensor, v_new: Tensor, packed: Tensor, k_residual: Tensor, v_residual: Tensor, lengths: Tensor,
+    block_table: Tensor | None, workspace: Tensor, sinks: Tensor | None, module: str, scale: float, max_len: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Append k_new and v_new to a cache's tensors; (out, lse) of q over them. `lengths` grow in place."""
+    return _run(q, (k_new, v_new), (packed, k_residual, v_residual, lengths, block_table, None), workspace, sinks, module, scale, max_len)
 
 
 @attend.register_fake
-def _(q: Tensor, *_: object) -> tuple[Tensor, Tensor]:
-    return _outputs(q)
-
-
 @decode.register_fake
-def _(q: Tensor, *_: object) -> tuple[Tensor, Tensor]:
-    return _outputs(q)
+def _outputs(q: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+    """Empty out, like q, and lse, float32 [batch, q_heads, q_len]."""
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    return out, torch.empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32, device=q.device)
 
 
 class Attention(torch.nn.Module):
@@ -117,7 +80,7 @@ class Attention(torch.nn.Module):
             raise TypeError(f"kernel must be a kernel, which get_kernel returns, not {type(kernel).__name__}")
         checks.eager()
         launch = kernel.launch_at_capacity(cache, checks.whole("q_len", q_len, 1))
-        sequences, attention = cache.sequences, kernel.spec.attention
+        sequences = cache.sequences
         if sequences.shared:
             raise ValueError(SHARED.format(call="Attention", way="a cache of its own for each Attention"))
         arguments = Arguments(kernel.spec, kernel.layout)
@@ -126,9 +89,8 @@ class Attention(torch.nn.Module):
         for name, tensor in zip(_NAMES[3:], tensors, strict=True):
             self.register_buffer(name, tensor, persistent=False)
         self.module = str(launch.module.path)
-        self.scale = kernel.scale if scale is None else checks.finite_scale(scale, attention.softcap)
+        self.scale = kernel.scale if scale is None else checks.finite_scale(scale, kernel.spec.attention.softcap)
         self.max_len = cache.max_len
-        self.most_q, self.softcap, self.window = attention.q_len, attention.softcap, attention.window
         self.sequences = _sequences[cache.packed.data_ptr()] = sequences
         _launches[self.module] = launch, arguments
         with sequences.call_order.lock:
@@ -155,7 +117,7 @@ class Attention(torch.nn.Module):
         Raises CacheMismatch where an earlier step had no room on a GPU, ValueError where this one has none on the CPU, and on wrong
         tensors.
         """
-        out: Tensor = decode(q, k_new, v_new, *self._cache(), *self._constants())[0]
+        out: Tensor = decode(q, k_new, v_new, *self._rest())[0]
         return out
 
     def attend(self, q: Tensor) -> tuple[Tensor, Tensor]:
@@ -163,40 +125,28 @@ class Attention(torch.nn.Module):
 
         out is like q, lse float32 [batch, q_heads, q_len], natural logarithm. Raises as `forward` does.
         """
-        out, lse = attend(q, *self._cache(), *self._constants())
+        out, lse = attend(q, *self._rest())
         return out, lse
 
-    def _cache(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor, Tensor | None]:
-        return self.packed, self.k_residual, self.v_residual, self.lengths, self.block_table, self.workspace, self.sinks
-
-    def _constants(self) -> tuple[str, float, int, int, float, int | None]:
-        return self.module, self.scale, self.max_len, self.most_q, self.softcap, self.window
+    def _rest(self) -> tuple[object, ...]:
+        """An operator's arguments from `packed` on."""
+        return *(getattr(self, name) for name in _NAMES[3:]), self.module, self.scale, self.max_len
 
 
 # --- how an operator runs --------------------------------------------------------------------------------------------------
 
 
 def _run(
-    q: Tensor,
-    new: tuple[Tensor, Tensor] | None,
-    tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None],
-    workspace: Tensor,
-    sinks: Tensor | None,
-    path: str,
-    scale: float,
-    max_len: int,
-    most_q: int,
-    softcap: float,
-    window: int | None,
+    q: Tensor, new: New | None, tensors: Tensors, workspace: Tensor, sinks: Tensor | None, path: str, scale: float, max_len: int
 ) -> tuple[Tensor, Tensor]:
-    """Both operators: `decode` where there is `new` K and V, else `attend`. `tensors` are the cache's, without the reserved one."""
-    for name, x in zip(_NAMES, (q, *(new or (None, None)), *tensors, workspace, sinks), strict=True):
+    """Both operators: `decode` where there is `new` K and V, else `attend`. Raises KvgenError for a module that no Attention has."""
+    for name, x in zip(_NAMES, (q, *(new or (None, None)), *tensors[:5], workspace, sinks), strict=True):
         if x is not None:
             checks.plain(name, x)
     if path not in _launches:
-        _launches[path] = Executable(load(Path(path)), most_q), None
-    launch, arguments = _launches[path]
-    lengths, (order, flag) = tensors[3], _order_of(tensors[0])
+        raise KvgenError(f"no Attention of this process has the module {path}: a compiled graph runs where its Attention was made")
+    (launch, arguments), lengths, (order, flag) = _launches[path], tensors[3], _order_of(tensors[0])
+    attention = arguments.spec.attention
     with order.lock:
         flag.check()
         if q.is_cuda:
@@ -204,36 +154,29 @@ def _run(
         try:
             out, lse = _outputs(q)
             batch, q_len = q.shape[:2]
-            if q_len > most_q:
-                if arguments is not None:
-                    arguments.named(q, new, None, len(lengths), lengths.device)  # torch's kernels would take another batch
-                call = extend.Call(q, new, out, lse, sinks, scale, max_len, max_len, flag.address, softcap, window)
-                extend.run(launch.module, (*tensors, None), call)
+            if q_len > attention.q_len:
+                arguments.named(q, new, None, len(lengths), lengths.device)  # torch's kernels would take another batch
+                call = extend.Call(q, new, out, lse, sinks, scale, max_len, max_len, flag.address, attention.softcap, attention.window)
+                extend.run(launch.module, tensors, call)
                 return out, lse
             plan = None  # of one sequence there is none, and the CPU's modules make their own
             if batch > 1 and q.is_cuda:
                 plan = launch.plan(lengths, q_len, max_len, flag.address, append=new is not None, skip_empty=False)
             given = (out, lse, sinks, workspace, plan, scale, max_len, max_len, flag.address)
-            launch.run(q, new, (*tensors, None), *given, advance=True)
+            launch.run(q, new, tensors, *given, advance=True)
         except Exception:
-            if arguments is not None:
-                arguments.named(q, new, None, len(lengths), lengths.device)  # which argument the module refused
+            arguments.named(q, new, None, len(lengths), lengths.device)  # which argument the module refused
             raise
     return out, lse
 
 
 def _order_of(packed: Tensor) -> tuple[CallOrder, OverflowFlag]:
     """The order of all calls over the cache with these blocks, of operators and of kernels, and its flag of a step without room."""
-    place = packed.data_ptr()
-    found = _sequences.get(place)
-    if found is not None:
-        return found.call_order, found.overflow
-    if place not in _unbound:
-        _unbound[place] = CallOrder(), OverflowFlag(packed.is_cuda)
-    return _unbound[place]
+    found = _sequences.get(packed.data_ptr())
+    return (found.call_order, found.overflow) if found is not None else _of_copies(packed.is_cuda)
 
 
-def _outputs(q: Tensor) -> tuple[Tensor, Tensor]:
-    """Empty out, like q, and lse, float32 [batch, q_heads, q_len]."""
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    return out, torch.empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32, device=q.device)
+@cache
+def _of_copies(gpu: bool) -> tuple[CallOrder, OverflowFlag]:
+    """Of caches that torch or `copy` made of an Attention's."""
+    return CallOrder(), OverflowFlag(gpu)

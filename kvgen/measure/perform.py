@@ -30,7 +30,7 @@ Stage = Callable[[str], None]
 """Called with the name of the stage that begins: load, reference, verify, time, read."""
 KEPT_SHARE = 0.3
 """Of a GPU's memory, for inputs of workloads that are kept for later candidates."""
-NO_MEMORY = ("bad_alloc", "can't allocate memory", "out of memory", "cudaErrorMemoryAllocation")
+NO_MEMORY = ("bad_alloc", "can't allocate memory", "Cannot allocate memory", "out of memory", "cudaErrorMemoryAllocation")
 
 _kept: dict[Hashable, Any] = {}
 

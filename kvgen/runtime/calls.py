@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from kvgen.runtime import checks, kvcache
-from kvgen.runtime.checks import Arguments, New
-from kvgen.runtime.executable import Executable, Plan
+from kvgen.runtime.executable import Arguments, Executable, New, Plan
 from kvgen.runtime.kvcache import KVCache
 from kvgen.spec.dispatch import Dispatch
 
@@ -70,7 +69,7 @@ class Calls:
         gets pages of its own. `device` defaults to the table's, else to the CPU or the current GPU by architecture.
 
         Raises TypeError or ValueError on wrong sizes or tables and on pages for a contiguous format, CacheMismatch where `like` has other
-        blocks or pages, MemoryError where the system refuses the memory of a cache on the CPU.
+        blocks or pages.
         """
         checks.eager()
         if like is not None:

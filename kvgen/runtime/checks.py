@@ -2,144 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from kvgen.errors import CacheMismatch, ToolchainMissing
-from kvgen.format.dtypes import torch_dtype
-from kvgen.format.window import cache_id
-
-if TYPE_CHECKING:
-    from kvgen.format.layout import PackedLayout
-    from kvgen.runtime.kvcache import KVCache
-    from kvgen.spec import KernelSpec
+from kvgen.errors import ToolchainMissing
 
 INT32_MAX = 2**31 - 1
 FLOAT32_MAX = (2 - 2**-23) * 2.0**127
 LOG2_E = 1.4426950408889634
-New = tuple[Tensor, Tensor]
-"""K and V to be appended, [batch, tokens, kv_heads, head_dim]."""
-_dispatch_modes, _function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
-
-
-class Arguments:
-    """Checks tensors against a spec and a layout; each check raises TypeError, ValueError or CacheMismatch in one sentence."""
-
-    def __init__(self, spec: KernelSpec, layout: PackedLayout) -> None:
-        attention = spec.attention
-        self.spec = spec
-        self.dtype = torch_dtype(attention.dtype)
-        self.scale = 1.0 / math.sqrt(attention.head_dim)
-        self._layout_id = cache_id(spec, layout)
-        self._q_tail = (attention.q_heads, attention.head_dim)
-        self._kv_tail = (attention.kv_heads, attention.head_dim)
-        self._most_scale = _most_scale(attention.softcap)
-
-    def call(
-        self,
-        q: Tensor,
-        new: New | None,
-        cache: KVCache,
-        out: Tensor | None,
-        lse: Tensor | bool | None,
-        scale: float | None,
-        sinks: Tensor | None,
-    ) -> tuple[Tensor, Tensor | None, float]:
-        """The outputs of a call, allocated where they are not given, and its scale.
-
-        In a decode step this checks what a module cannot: that an address holds what torch would read, and that torch computes and does not
-        record. The module checks shapes, dtypes and devices; `named` then says which argument it refused.
-        """
-        try:
-            shape = q.shape
-            right = len(shape) == 4 and type(shape[1]) is int  # torch.jit.trace makes a tensor of it
-            right = right and shape[0] == cache.sequences.batch and shape[2:] == self._q_tail and cache.layout_id == self._layout_id
-            right = right and not (_dispatch_modes() or _function_modes())
-            for x in (q,) if new is None else (q, *new):
-                right = right and type(x) is Tensor and x.data_ptr() != 0 and not x.is_neg()
-            if out is not None:
-                right = right and type(out) is Tensor and out.data_ptr() != 0 and not (out.requires_grad or out.is_neg())
-            elif right:
-                out = torch.empty(shape, dtype=self.dtype, device=cache.device)
-                right = type(out) is Tensor and out.data_ptr() != 0
-        except (AttributeError, RuntimeError):  # what is no tensor, and tensors without a shape or an address
-            right = False
-        if not right:
-            self.cache(cache)
-            eager()
-            self.named(q, new, out, cache.batch, cache.device)
-        if out is None:
-            out = torch.empty(q.shape, dtype=self.dtype, device=cache.device)
-        if scale is None:
-            scale = self.scale
-        elif type(scale) is not float or not -self._most_scale <= scale <= self._most_scale:
-            scale = finite_scale(scale, self.spec.attention.softcap)
-        if sinks is not None or self.spec.attention.sinks:
-            self.sinks(sinks, cache)
-        return out, None if lse is None else self._lse(lse, q), scale
-
-    def named(self, q: Tensor, new: New | None, out: Tensor | None, batch: int, device: torch.device) -> None:
-        """All of a call's tensors over `batch` sequences: what no module checks, and to name what a module refused."""
-        plain("q", q)
-        tokens = q.shape[1] if q.dim() == 4 else 1
-        tensor("q", q, (batch, tokens, *self._q_tail), self.dtype, device)
-        for name, x in zip(("k_new", "v_new"), new or (), strict=False):
-            tensor(name, x, (batch, tokens, *self._kv_tail), self.dtype, device)
-        if out is not None:
-            output("out", out, q.shape, self.dtype, device)
-
-    def cache(self, cache: Any) -> None:
-        """Raises TypeError for another type, CacheMismatch for a cache of another layout."""
-        from kvgen.runtime.kvcache import KVCache
-
-        if not isinstance(cache, KVCache):
-            raise TypeError(f"cache must be a KVCache, which new_cache makes, not {type(cache).__name__}")
-        if cache.layout_id != self._layout_id:
-            raise CacheMismatch(
-                f"the cache is packed in layout {cache.layout_id}, and this kernel reads layout {self._layout_id}: make the cache with "
-                "this kernel's new_cache"
-            )
-
-    def filling(self, cache: KVCache, k: Tensor, v: Tensor, *, finite: bool) -> int:
-        """The tokens of a `prefill`. `finite` waits for the device."""
-        plain("k", k)
-        tokens = k.shape[1] if k.dim() == 4 else 0
-        for name, x in (("k", k), ("v", v)):
-            tensor(name, x, (cache.batch, tokens, *self._kv_tail), self.dtype, cache.device)
-        if finite and not bool(torch.isfinite(k).all() & torch.isfinite(v).all()):
-            raise ValueError("k or v holds infinities or NaNs, which have no quantized form")
-        return tokens
-
-    def sinks(self, sinks: Tensor | None, cache: KVCache) -> None:
-        """The learned sinks of a call, float32 [q_heads], given exactly where the spec has them."""
-        if (sinks is not None) != self.spec.attention.sinks:
-            raise ValueError(
-                "this format has learned sinks (attention.sinks): give sinks=, float32 [q_heads]"
-                if sinks is None
-                else "sinks= was given, and this format has no learned sinks (attention.sinks)"
-            )
-        if sinks is not None:
-            tensor("sinks", sinks, self._q_tail[:1], torch.float32, cache.device)
-            contiguous("sinks", sinks)
-
-    def _lse(self, lse: Tensor | bool, q: Tensor) -> Tensor | None:
-        """The tensor that a caller's `lse` asks to fill."""
-        if lse is False:
-            return None
-        shape = (q.shape[0], q.shape[2], q.shape[1])
-        if lse is True:
-            return torch.empty(shape, dtype=torch.float32, device=q.device)
-        output("lse", lse, shape, torch.float32, q.device)
-        contiguous("lse", lse)
-        return lse
-
-
-# --- tensors ---------------------------------------------------------------------------------------------------------------
 
 
 def eager() -> None:
@@ -244,12 +118,12 @@ def finite_scale(value: Any, softcap: float) -> float:
     """`value` as a float whose products the kernels' float32 holds: any sign, 0 too. Raises TypeError or ValueError."""
     if isinstance(value, bool | str | bytes | Tensor) or not hasattr(value, "__float__"):
         raise TypeError(f"scale must be a float, not {value!r}")
-    if not abs(value) <= _most_scale(softcap):  # NaN, infinities and large integers too
+    if not abs(value) <= most_scale(softcap):  # NaN, infinities and large integers too
         raise ValueError(f"scale ({value!r:.20}) must be finite, and a number that float32 holds")
     return float(value)
 
 
-def _most_scale(softcap: float) -> float:
+def most_scale(softcap: float) -> float:
     """Kernels multiply a scale by log2 e, or divide it by the soft cap, in float32."""
     return FLOAT32_MAX * min(1 / LOG2_E, softcap or 1.0)
 

@@ -13,7 +13,7 @@ end: the output is multiplied by sigmoid(LSE - sink), and the LSE becomes logadd
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -22,7 +22,7 @@ from torch import Tensor
 from kvgen.errors import UnsupportedError
 from kvgen.format.window import window_places
 from kvgen.lower.modifier import extend_refusal
-from kvgen.runtime.checks import Arguments
+from kvgen.runtime.executable import Arguments, New
 from kvgen.runtime.kvcache import KVCache, Tensors
 from kvgen.runtime.module import Module
 
@@ -48,7 +48,7 @@ class Call:
     """
 
     q: Tensor
-    new: tuple[Tensor, Tensor] | None
+    new: New | None
     out: Tensor
     lse: Tensor | None
     sinks: Tensor | None
@@ -103,19 +103,15 @@ def check(call: Call, cache: KVCache, arguments: Arguments) -> None:
     arguments.named(call.q, call.new, call.out, cache.batch, cache.device)
     if cache.gpu is None:
         return  # the module checks what else there is
-    read = {"q": call.q, **dict(zip(("k_new", "v_new"), call.new or (), strict=False))}
-    held_by_cache = zip(("blocks", "K residual", "V residual", "lengths", "block table"), cache.tensors, strict=False)
-    read |= {f"the cache's {name}": x for name, x in held_by_cache if x is not None}
-    for name, out, others in (("out", call.out, {**read, "lse": call.lse}), ("lse", call.lse, read)):
-        if out is None:
-            continue
-        if not out.is_contiguous() and torch._debug_has_internal_overlap(out) == 1:
-            raise ValueError(f"{name} overlaps with itself")
-        low, high = _span(out)
-        for other_name, other in others.items():
-            begin, end = _span(other) if other is not None else (0, 0)
-            if begin < high and low < end:
-                raise ValueError(f"{name} overlaps with {other_name}")
+    if not call.out.is_contiguous() and torch._debug_has_internal_overlap(call.out) == 1:
+        raise ValueError("out overlaps with itself")
+    given = {"q": call.q, "k_new": call.new and call.new[0], "v_new": call.new and call.new[1], "lse": call.lse, "out": call.out}
+    spans = {name: _span(x) for name, x in given.items() if x is not None}
+    for written in ("out", "lse"):
+        low, high = spans.get(written, (0, 0))
+        for name, (begin, end) in spans.items():
+            if name != written and begin < high and low < end:
+                raise ValueError(f"{written} overlaps with {name}")
 
 
 def _span(x: Tensor) -> tuple[int, int]:
@@ -148,39 +144,25 @@ def on_gpu(module: Module, cache: Tensors, call: Call) -> None:
     batch, tokens, q_heads, dim = call.q.shape
     heads = cache[1].shape[1]
     plain = not call.softcap and call.window is None
-    planned = plain and tokens % PLANNED == 0 and call.bound >= PREFIX_STEP and dense_fits(call.q)
-    lengths = on_host(cache[3]) if planned else None
     room = -(-call.bound // PREFIX_STEP) * PREFIX_STEP if call.bound >= PREFIX_STEP else call.bound
-    cut: Cut | None = None
-    full = Full(call, cache[3]) if call.new is not None and call.bound >= call.limit else None
+    cut: Cut = 0, False
+    if plain and tokens % PLANNED == 0 and call.bound >= PREFIX_STEP and dense_fits(call.q):
+        cut = cut_of(cache[3].tolist(), tokens, call.new is not None)
+    kept: list[tuple[Tensor, Tensor]] = []
+    if call.new is not None and call.bound >= call.limit:  # a sequence may have no room, as far as the host knows: its outputs stay
+        kept = [(x, x.clone()) for x in (call.out, call.lse) if x is not None]
     copies = 3 if call.softcap else 1  # `_capped` needs K and V in float32 too
     for rows, some in parts(batch, heads, copies * room * dim * 2 * call.q.element_size()):
         mine = call.of(rows, some, q_heads // heads)
         k, v = _dequantized(module, cache, rows, some, room, call.q, zeroed=not plain)
-        if cut is None:
-            cut = cut_of(lengths(), tokens, call.new is not None) if lengths else (0, False)
         attend(mine, k, v, cache[3][rows], cut)
         del k, v  # before the next part takes as much
-    if full is not None:
-        full.restore()
+    for x, before in kept:
+        full = cache[3] + tokens > call.limit
+        x.copy_(torch.where(full.view(-1, *[1] * (x.dim() - 1)), before, x))
     if call.new is not None:
         counts = torch.full((batch,), tokens, dtype=torch.int32, device=call.q.device)
         module.pack(*call.new, counts, *cache, call.limit, call.overflow, int(call.advance))
-
-
-class Full:
-    """The outputs of the sequences that have no room for the new tokens, which stay as they are. The host knows no such sequence, but it
-    cannot exclude one once lengths were captured.
-    """
-
-    def __init__(self, call: Call, lengths: Tensor) -> None:
-        self._full = lengths + call.q.shape[1] > call.limit
-        self._before = [(x, x.clone()) for x in (call.out, call.lse) if x is not None]
-
-    def restore(self) -> None:
-        """Put back what the call has overwritten."""
-        for x, before in self._before:
-            x.copy_(torch.where(self._full.view(-1, *[1] * (x.dim() - 1)), before, x))
 
 
 def parts(batch: int, heads: int, head_bytes: int) -> Iterator[tuple[slice, slice]]:
@@ -188,9 +170,9 @@ def parts(batch: int, heads: int, head_bytes: int) -> Iterator[tuple[slice, slic
     them. `head_bytes` are those of K and V of one head.
     """
 
-    def even(count: int, most: int) -> Iterator[slice]:
+    def even(count: int, most: int) -> list[slice]:
         pieces = -(-count // most)
-        return (slice(count * i // pieces, count * (i + 1) // pieces) for i in range(pieces))
+        return [slice(count * i // pieces, count * (i + 1) // pieces) for i in range(pieces)]
 
     fit = max(1, DEQUANTIZED_BYTES // max(1, head_bytes))
     for rows in even(batch, max(1, fit // heads)):
@@ -226,19 +208,6 @@ def cut_of(lengths: list[int], tokens: int, appended: bool) -> Cut:
     if min(lengths) == max(lengths) and shortest >= 0 and shortest % PLANNED == 0:
         return shortest, True
     return max(0, shortest) // PREFIX_STEP * PREFIX_STEP, False
-
-
-def on_host(lengths: Tensor) -> Callable[[], list[int]]:
-    """Start copying lengths from their device. The returned function waits for them, not for work that is enqueued later."""
-    copy = torch.empty(lengths.shape, dtype=lengths.dtype, device="cpu", pin_memory=True).copy_(lengths, non_blocking=True)
-    done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    done.record(torch.cuda.current_stream(lengths.device))
-
-    def wait() -> list[int]:
-        done.synchronize()
-        return list(copy.tolist())
-
-    return wait
 
 
 def dense_fits(q: Tensor) -> bool:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -267,9 +267,7 @@ def new_cache(
         raise ValueError("block_table and pages belong to paged caches, and this format is contiguous")
     else:
         rows, blocks = batch, _contiguous_blocks(spec, layout, max_len)
-    with memory_for(f"the lengths of {batch} sequences", 4 * batch, device):
-        lengths = torch.zeros(batch, dtype=torch.int32, device=device)
-        sequences = Sequences(lengths, table, batch, max_len, module, spec.cache.rollback)
+    sequences = Sequences(torch.zeros(batch, dtype=torch.int32, device=device), table, batch, max_len, module, spec.cache.rollback)
     cache = _tensors(spec, layout, rows, blocks, sequences)
     if cache.gpu is not None:
         sequences.call_order.follow(cache.gpu)  # other streams wait for the lengths and the workspace to be zero
@@ -315,23 +313,14 @@ def _tensors(spec: KernelSpec, layout: PackedLayout, rows: int, blocks: int, seq
     device, heads, dtype = sequences.lengths.device, spec.attention.kv_heads, torch_dtype(spec.attention.dtype)
     shape = (rows, heads, blocks, layout.block_bytes)
     residual = (sequences.batch, heads, residual_rows(spec, layout.tokens).rows, layout.head_dim)
-    need = math.prod(shape) + 2 * math.prod(residual) * dtype.itemsize
-    with memory_for(f"a cache of {sequences.batch} x {sequences.max_len} tokens", need, device):
-        return KVCache(
-            packed=new_bytes(math.prod(shape), device).view(shape),
-            k_residual=torch.empty(residual, dtype=dtype, device=device),
-            v_residual=torch.empty(residual, dtype=dtype, device=device),
-            layout_id=cache_id(spec, layout),
-            block_tokens=layout.tokens,
-            sequences=sequences,
-        )
+    k, v = (torch.empty(residual, dtype=dtype, device=device) for _ in range(2))
+    return KVCache(new_bytes(math.prod(shape), device).view(shape), k, v, cache_id(spec, layout), layout.tokens, sequences)
 
 
 def _page_table(batch: int, need: int, pages: int | None, table: Tensor | None, device: torch.device) -> tuple[Tensor, int]:
     """A checked or fresh block table on the device, and the size of its pool; `need` is the pages of a sequence."""
     if table is None:
-        with memory_for(f"a block table of {batch} x {need} pages", 4 * batch * need, device):
-            table = torch.arange(batch * need, dtype=torch.int32, device=device).reshape(batch, need)
+        table = torch.arange(batch * need, dtype=torch.int32, device=device).reshape(batch, need)
         pages = pages if pages is not None else batch * need
         if pages < batch * need:
             raise ValueError(f"{batch} sequences of {need} pages need {batch * need} pages, not {pages}")
@@ -351,8 +340,6 @@ def _page_table(batch: int, need: int, pages: int | None, table: Tensor | None, 
 def new_bytes(count: int, device: torch.device) -> Tensor:
     """Memory of undefined content: uint8 [count]. Large memory on the CPU begins at a multiple of 2 MB, and Linux is asked for huge pages:
     attention reads a whole cache once, and most addresses in pages of 4 KB would miss the TLB.
-
-    Raises OSError or RuntimeError if there is not enough memory on the CPU.
     """
     if device.type != "cpu" or count < 2 * HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.empty(count, dtype=torch.uint8, device=device)
@@ -361,16 +348,3 @@ def new_bytes(count: int, device: torch.device) -> Tensor:
     with suppress(OSError):  # a system without huge pages
         memory.madvise(mmap.MADV_HUGEPAGE, skipped, count // HUGE_PAGE * HUGE_PAGE)
     return torch.frombuffer(memory, dtype=torch.uint8, offset=skipped, count=count)
-
-
-@contextmanager
-def memory_for(what: str, count: int, device: torch.device) -> Iterator[None]:
-    """Make one MemoryError of what torch and Python raise where the system refuses `count` bytes on the CPU. On a GPU
-    torch.OutOfMemoryError stays.
-    """
-    try:
-        yield
-    except (MemoryError, RuntimeError, OverflowError, OSError) as error:
-        if device.type != "cpu":
-            raise
-        raise MemoryError(f"{what} needs {count / 1e9:.1f} GB, and the system refuses them") from error

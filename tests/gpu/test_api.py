@@ -73,7 +73,7 @@ def test_a_compiled_step_and_a_captured_one_are_the_kernels_own(registry, spec):
     kernel = kvgen.get_kernel(spec)
     plain, compiled, captured = _filled(kernel), _filled(kernel), _filled(kernel)
     bound = torch_ops.Attention(kernel, compiled)
-    torch.library.opcheck(torch_ops.attend, (_step(0)[0], *bound._cache(), bound.module, bound.scale, bound.max_len, bound.most_q))
+    torch.library.opcheck(torch_ops.attend, (_step(0)[0], *bound._rest()))
     step = torch.compile(bound, fullgraph=True, backend="aot_eager")
     static = _step(0)
     module, graph = torch_ops.Attention(kernel, captured), torch.cuda.CUDAGraph()

@@ -140,7 +140,6 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     monkeypatch.setattr(extend, "flash", flash)
     monkeypatch.setattr(extend, "dense", dense)
     monkeypatch.setattr(extend, "dense_fits", lambda q: True)
-    monkeypatch.setattr(extend, "on_host", lambda lengths: lengths.tolist)
     monkeypatch.setattr(extend, "on_cpu", extend.on_gpu)
     return calls
 
