@@ -18,6 +18,9 @@ from typing import Any, BinaryIO, NoReturn
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}")
 """Names of keys, ids, folders and files of entries. No separator, no leading dot or hyphen, so a name never leaves its folder."""
 
+MOST_DEPTH = 64
+"""Nesting of JSON that is read; beyond a few hundred levels Python's and pydantic's own functions over it fail."""
+
 
 def is_name(text: object) -> bool:
     """Whether `text` is a name of this pattern."""
@@ -56,7 +59,9 @@ def write_whole(file: Path, text: str) -> None:
 
 
 def read_plain(file: Path, most: int) -> bytes:
-    """Contents of a file of at most `most` bytes. Raises OSError; ValueError for more bytes."""
+    """Contents of a plain file of at most `most` bytes. Raises OSError; ValueError for more bytes, or for a pipe, a device, a folder."""
+    if file.exists() and not file.is_file():
+        raise ValueError(f"{file.name} is no plain file")
     with file.open("rb") as opened:
         content = opened.read(most + 1)
     if len(content) > most:
@@ -70,7 +75,7 @@ def read_json(file: Path, most: int) -> Any:
 
 
 def parse_json(raw: bytes) -> Any:
-    """JSON of finite numbers. Raises ValueError."""
+    """JSON of finite numbers, nested at most MOST_DEPTH deep. Raises ValueError."""
 
     def refuse(text: str) -> NoReturn:
         raise ValueError(f"{text:.40} is no number")
@@ -78,7 +83,14 @@ def parse_json(raw: bytes) -> Any:
     def finite(text: str) -> float:
         return value if math.isfinite(value := float(text)) else refuse(text)
 
+    def depth(value: Any) -> int:
+        held = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        return 1 + max(map(depth, held), default=0)
+
     try:
-        return json.loads(raw, parse_constant=refuse, parse_float=finite)
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
+        found = json.loads(raw, parse_constant=refuse, parse_float=finite)
+        if depth(found) <= MOST_DEPTH:
+            return found
+    except RecursionError:
+        pass
+    raise ValueError("it is nested too deeply")

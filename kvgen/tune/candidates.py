@@ -64,23 +64,21 @@ def contenders(
 
 
 def require_toolchain(sources: Sources, found: Sequence[Contender], cache: ArtifactCache, *, compile_only: bool) -> None:
-    """Raise ToolchainMissing, in one sentence with everything that is missing, if this machine cannot compile or cannot measure.
-
-    Without a compiler, modules from an imported archive are sufficient.
+    """Raise ToolchainMissing if this machine cannot compile or cannot measure. Without a compiler, modules from an imported archive are
+    sufficient.
     """
     from kvgen.runtime.device import cannot_run_here
 
-    target, missing = sources.target, list[str]()
-    for source in (sources.of(c.defaults[0]) for c in found):
-        try:
+    target = sources.target
+    try:
+        for source in (sources.of(c.defaults[0]) for c in found):
             if compile_only or cache.named(source.id, compilers.machine(source.target)) is None:
                 compilers.compiler_for(source.language)
-        except ToolchainMissing as error:  # noqa: PERF203 - all that is missing is named
-            missing += [str(error)] if str(error) not in missing else []
+    except ToolchainMissing as error:
+        raise ToolchainMissing(f"cannot {'compile' if compile_only else 'build'} for {target} here: {error}") from error
     if not compile_only and (reason := cannot_run_here(target)) is not None:
-        missing.append(f"{reason}, so nothing can be measured (--compile-only compiles here, to be tuned on another machine)")
-    if missing:
-        raise ToolchainMissing(f"cannot {'compile' if compile_only else 'build'} for {target} here: {'; '.join(missing)}")
+        why = "so nothing can be measured (--compile-only compiles here, to be tuned on another machine)"
+        raise ToolchainMissing(f"cannot build for {target} here: {reason}, {why}")
 
 
 def study_name(sources: Sources, contender: Contender, workload: AnyWorkload, policy: Mapping[str, Any]) -> str:

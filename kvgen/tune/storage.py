@@ -6,7 +6,6 @@ A finished measurement is added to its study as one whole trial, so a killed pro
 from __future__ import annotations
 
 import random
-import re
 import time
 import warnings
 from collections.abc import Iterator, Mapping
@@ -29,9 +28,8 @@ from kvgen.measure.measurement import Key, Measurement
 
 RECORD = "record"
 """The attribute of a trial that holds the measurement."""
-ATTEMPTS = 6
+ATTEMPTS = 3
 """Processes that open a new database at once collide while they create its tables; all but one try again."""
-COLLISION = re.compile("already exists|duplicate|UniqueViolation|UNIQUE constraint|locked", re.IGNORECASE)
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
@@ -139,10 +137,8 @@ def open_database(url: str) -> BaseStorage:
             return RDBStorage(url)
         except Exception as error:  # of optuna, of SQLAlchemy, or of the database's driver
             reason = _reason(error)
-            if attempt == ATTEMPTS or not COLLISION.search(reason):
-                raise KvgenError(f"cannot open the storage {kind}://…: {reason}") from None
         time.sleep(random.uniform(0.1, 0.5) * attempt)
-    raise AssertionError("unreachable")
+    raise KvgenError(f"cannot open the storage {kind}://…: {reason}")
 
 
 @contextmanager

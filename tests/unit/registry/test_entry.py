@@ -97,6 +97,7 @@ SIGNED = {
     "a newer schema": (lambda data: data.update(schema=99), "schema 99, and this kvgen reads 5, which a newer kvgen wrote"),
     "an older schema": (lambda data: data.update(schema=4), "schema 4, and this kvgen reads 5: build it again"),
     "another key": (lambda data: data.update(key="0" * 16), "its key does not follow"),
+    "nested deeply": (lambda data: data["provenance"].update(note=json.loads("[" * 99 + "]" * 99)), "nested too deeply"),
     "a date that is no text": (lambda data: data["provenance"].update(date=[1]), "date or why of its provenance is no text"),
     "an error that is text": (
         lambda data: data.update(quality={"outputs": {"normal": {"relative_l2": "x"}}}), "an error of its quality is no number"

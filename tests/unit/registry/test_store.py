@@ -54,6 +54,8 @@ def test_other_devices_workloads_and_formats_live_side_by_side(store, make_entry
 DAMAGES = {
     "edited": (lambda path: path.write_text(path.read_text().replace("10.0", "9.0")), "it was changed after it was written"),
     "cut": (lambda path: path.write_bytes(path.read_bytes()[:-100]), "it cannot be read"),
+    "a device": (lambda path: (path.unlink(), path.symlink_to("/dev/zero")), "is no plain file"),
+    "a pipe": (lambda path: (path.unlink(), os.mkfifo(path)), "is no plain file"),
     "empty": (lambda path: path.write_bytes(b""), "it cannot be read"),
 }
 

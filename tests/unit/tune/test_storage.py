@@ -108,7 +108,8 @@ def test_postgresql_is_opened_by_its_driver_of_today(monkeypatch: pytest.MonkeyP
         ("nosuch://user:secret/name", "no URL of a database: "),
     ],
 )
-def test_a_database_that_does_not_open_is_named_without_its_password(url: str, reason: str):
+def test_a_database_that_does_not_open_is_named_without_its_password(url: str, reason: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("time.sleep", lambda _: None)
     with pytest.raises(KvgenError, match=reason) as caught:
         open_database(url)
     assert "secret" not in str(caught.value)
