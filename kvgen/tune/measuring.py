@@ -11,7 +11,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from threading import Condition, Event, Lock
+from threading import Event, Lock, Semaphore
 from typing import Any
 
 from filelock import FileLock, Timeout
@@ -54,7 +54,7 @@ class CompileQueue(CompilePool):
         super().__init__(cache)
         self._sources, self._exclusive = sources, exclusive
         self._jobs: dict[str, Future[Artifact]] = {}
-        self._changed, self._compiling, self._resting = Condition(), 0, 0
+        self._permits, self._resting = Semaphore(self.workers), Lock()
 
     def start(self, schedule: Schedule) -> Future[Artifact]:
         """Queue a schedule, unless it was queued before."""
@@ -72,26 +72,17 @@ class CompileQueue(CompilePool):
         if not self._exclusive:
             yield
             return
-        with self._changed:
-            self._resting += 1
-            self._changed.wait_for(lambda: not self._compiling)
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._resting -= 1
-                self._changed.notify_all()
+        with self._resting:  # two that take permits in turns would wait for each other
+            for _ in range(self.workers):
+                self._permits.acquire()
+            try:
+                yield
+            finally:
+                self._permits.release(self.workers)
 
     def _compile(self, schedule: Schedule) -> Artifact:
-        with self._changed:
-            self._changed.wait_for(lambda: not self._resting)
-            self._compiling += 1
-        try:
+        with self._permits:
             return self.build(self._sources.of(schedule))
-        finally:
-            with self._changed:
-                self._compiling -= 1
-                self._changed.notify_all()
 
 
 class Pipeline:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import InitVar, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -111,7 +111,7 @@ def tune(
     sources = Sources(spec, target, {c.backend.name: c.backend for c in found})
     require_toolchain(sources, found, cache, compile_only=False)
     began = datetime.now(timezone.utc).isoformat(timespec="microseconds")
-    build = _Build(sources, found, Clock(budget or Budget()), cache, store, progress or (lambda _: None), seed, fresh=fresh)
+    build = _Build(sources, found, Clock(budget or Budget()), cache, store, progress or (lambda _: None), seed, fresh)
     with _locked(cache, build) as waited:
         for one in store.find(spec) if waited else ():
             if one.entry is not None and one.entry.key == build.key and str(one.entry.provenance.get("date", "")) >= began:
@@ -146,33 +146,30 @@ def _locked(cache: ArtifactCache, build: _Build) -> Iterator[bool]:
         lock.release()
 
 
+@dataclass
 class _Build:
     """The state of one build."""
 
-    def __init__(
-        self,
-        sources: Sources,
-        found: Sequence[Contender],
-        clock: Clock,
-        cache: ArtifactCache,
-        store: Store,
-        watch: Watch,
-        seed: int,
-        *,
-        fresh: bool,
-    ) -> None:
-        self.sources, self.spec, self.target = sources, sources.spec, sources.target
-        self.found, self.clock, self.cache, self.store, self.watch, self.seed = found, clock, cache, store, watch, seed
+    sources: Sources
+    found: list[Contender]
+    clock: Clock
+    cache: ArtifactCache
+    store: Store
+    watch: Watch
+    seed: int
+    fresh: InitVar[bool]
+
+    def __post_init__(self, fresh: bool) -> None:
+        self.spec, self.target, found = self.sources.spec, self.sources.target, self.found
         self.key = entry_key(self.spec, self.target, here(self.target), self.spec.workloads)
         self.defaults = found[0].at_workloads
-        self.stores = list({one.root: one for one in (store, *stores())}.values())
-        """Where winners are looked for: the build's own store first."""
-        self.present: dict[str, Schedule] = {} if fresh else present_launches(self.spec, self.key, found, self.stores)
+        every = list({one.root: one for one in (self.store, *stores())}.values())
+        self.present: dict[str, Schedule] = {} if fresh else present_launches(self.spec, self.key, found, every)
         keep = [Candidate(c.at_workloads[work.key], work) for c in found for work in self.spec.workloads]
         keep += [Candidate(self.present[work.key], work) for work in self.spec.workloads if work.key in self.present]
         self.keep = list(dict.fromkeys(keep))
         """The defaults and the present winner: measured first, and finalists whatever the search finds."""
-        self.first = list(dict.fromkeys([*self.keep, *([] if fresh else warm_starts(self.spec, self.target, found, self.stores))]))
+        self.first = list(dict.fromkeys([*self.keep, *([] if fresh else warm_starts(self.spec, self.target, found, every))]))
         self.records: Mapping[Key, Measurement] = {}
         self.failures: Counter[str] = Counter()
         self.uncompiled: list[str] = []
