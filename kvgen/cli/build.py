@@ -97,7 +97,7 @@ def build(
 
 
 def show(result: TuningResult) -> None:
-    """Print the winner beside the default and the runner-up, and the first failures of each kind."""
+    """Print the winner beside the default, and the first failures of each kind."""
     entry = result.entry
     print_launches(f"{entry.spec.name}: {entry.backend} on {entry.device.get('name')}, layout {entry.layout}", entry)
     failures: list[tuple[str, str, str]] = []

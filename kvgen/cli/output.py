@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 WORD = 16
 """Characters of the longest words that tables do not cut: those of a key."""
-LAUNCH_COLUMNS = ("workload", "back end", "tuned", "default", "speed-up", "pure read", "of read speed", "runner-up", "launch")
+LAUNCH_COLUMNS = ("workload", "back end", "tuned", "default", "speed-up", "pure read", "of read speed", "launch")
 
 
 def print_json(value: Any) -> None:
@@ -62,17 +62,16 @@ def print_launches(title: str, entry: Entry) -> None:
 
 
 def launch_rows(entry: Entry) -> list[tuple[str, ...]]:
-    """The rows of LAUNCH_COLUMNS. The runner-up's factor is its time over the winner's."""
+    """The rows of LAUNCH_COLUMNS."""
     told: list[tuple[str, ...]] = []
     for work, launch in entry.tuned:
-        timing, rival = entry.timing(work), entry.rival(work)
+        timing = entry.timing(work)
         us, default, read = (timing.us, timing.default_us, timing.read_us) if timing else (None, None, None)
         faster = f"{default / us:.2f}x" if us and default else "–"
         fraction = f"{timing.read_fraction:.0%}" if timing and timing.read_fraction is not None else "–"
-        behind = f"{rival[0]} {rival[1]:.2f}x" if rival else "–"
         times = (microseconds(us), microseconds(default), faster, microseconds(read), fraction)
-        told.append((work.key, launch.backend, *times, behind, str(launch.params)))
-    return told + [("other calls", launch.backend, *["–"] * 6, str(launch.params)) for launch in entry.launches if not launch.workloads]
+        told.append((work.key, launch.backend, *times, str(launch.params)))
+    return told + [("other calls", launch.backend, *["–"] * 5, str(launch.params)) for launch in entry.launches if not launch.workloads]
 
 
 def describe(spec: AnySpec) -> str:

@@ -11,9 +11,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, cached_property
-from typing import Annotated, Any
-
-from pydantic import Field
+from typing import Any
 
 from kvgen._machine import cores
 from kvgen._nvml import gpu_identity
@@ -48,22 +46,6 @@ class OtherSchema(Damaged):
     def __init__(self, schema: int) -> None:
         newer = ", which a newer kvgen wrote: upgrade this one" if schema > SCHEMA else ": build it again"
         super().__init__(f"schema {schema}, and this kvgen reads {SCHEMA}{newer}")
-
-
-@dataclass(frozen=True)
-class Rival:
-    """The best launch of another back end at a workload, in µs."""
-
-    backend: str
-    launch: Params
-    us: Annotated[float, Field(gt=0, strict=True)]
-
-
-@dataclass(frozen=True)
-class RunnerUp:
-    """The best launches of other back ends over the same layout by workload key."""
-
-    launches: Mapping[str, Rival] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -102,7 +84,6 @@ class Entry(Json):
     toolchain: Facts = field(default_factory=dict)
     provenance: Facts = field(default_factory=dict)
     """How it came to be; `sources` is the `sources_id` of what was timed."""
-    runner_up: RunnerUp | None = None
     quality: Facts | None = None
 
     @classmethod
@@ -272,19 +253,10 @@ class Entry(Json):
         """The measurement at a workload that was tuned for; None without one."""
         return next((timing for timing in self.timings if timing.workload.key == workload.key), None)
 
-    def rival(self, workload: AnyWorkload) -> tuple[str, float] | None:
-        """The best launch of another back end at a workload: its back end, and its time over the winner's. None if there was none."""
-        timing, other = self.timing(workload), self.runner_up.launches.get(workload.key) if self.runner_up else None
-        return (other.backend, other.us / timing.us) if other and timing else None
-
     def standings(self) -> list[dict[str, Any]]:
-        """By workload, the winner and the best launch of another back end, as plain data."""
-        rows = []
-        for work, launch in self.tuned:
-            timing, rival = self.timing(work), self.rival(work)
-            runner_up = {"backend": rival[0], "ratio": round(rival[1], 4)} if rival else None
-            rows.append({"workload": work.key, "backend": launch.backend, "us": timing.us if timing else None, "runner_up": runner_up})
-        return rows
+        """By workload, the winner and its time, as plain data."""
+        timings = {timing.workload.key: timing.us for timing in self.timings}
+        return [{"workload": work.key, "backend": launch.backend, "us": timings.get(work.key)} for work, launch in self.tuned]
 
 
 def entry_key(spec: AnySpec, arch: Target, device: Mapping[str, Any], workloads: Iterable[AnyWorkload]) -> str:

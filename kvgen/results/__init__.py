@@ -27,8 +27,8 @@ def entries(found: list[Found] | None = None) -> pd.DataFrame:
     """Launches of registered entries (of `found`, by default of all registries), a row for each workload that one was tuned for.
 
     Columns: key, registry, spec, backend, arch, device, date, workload, launch (its parameters); us, default_us (the default schedule
-    in the same run), read_us (the read roofline; of an operation on a matrix a copy), read_fraction (read_us / us), rival and rival_us
-    (the best launch of another back end), watts, clock_mhz. What was not measured is NaN. Damaged entries are left out.
+    in the same run), read_us (the read roofline; of an operation on a matrix a copy), read_fraction (read_us / us), watts, clock_mhz.
+    What was not measured is NaN. Damaged entries are left out.
     """
     import pandas as pd
 
@@ -41,16 +41,15 @@ def entries(found: list[Found] | None = None) -> pd.DataFrame:
         about = {"key": entry.key, "registry": one.store, "spec": entry.spec.name, "arch": entry.arch}
         about |= {"device": str(entry.device.get("name", "")), "date": str(entry.provenance.get("date", ""))[:10]}
         for work, launch in entry.tuned:
-            timing, rival = entry.timing(work), entry.rival(work)
+            timing = entry.timing(work)
             row: dict[str, Any] = {**about, "backend": launch.backend, "workload": work.key, "launch": str(launch.params)}
             if timing is not None:
                 row |= {"us": timing.us, "default_us": timing.default_us, "read_us": timing.read_us, "read_fraction": timing.read_fraction}
                 row |= {"watts": timing.watts, "clock_mhz": timing.clock_mhz}
-                row |= {"rival": rival[0], "rival_us": rival[1] * timing.us} if rival else {}
             rows.append(row)
-    numbers = ["us", "default_us", "read_us", "read_fraction", "rival_us", "watts", "clock_mhz"]
+    numbers = ["us", "default_us", "read_us", "read_fraction", "watts", "clock_mhz"]
     words = ["key", "registry", "spec", "backend", "arch", "device", "date", "workload", "launch"]
-    frame = pd.DataFrame(rows, columns=[*words, *numbers[:4], "rival", *numbers[4:]])
+    frame = pd.DataFrame(rows, columns=[*words, *numbers])
     return frame.astype(dict.fromkeys(numbers, float))
 
 

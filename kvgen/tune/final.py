@@ -18,7 +18,7 @@ from kvgen.arch import Target
 from kvgen.lower.backend import Source, Sources
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.measure.measurement import Candidate, Measurement, VerdictKind
-from kvgen.registry.entry import Entry, Rival, RunnerUp, here
+from kvgen.registry.entry import Entry, here
 from kvgen.spec import AnySpec, AnyWorkload, KernelSpec
 from kvgen.spec.timing import Timing
 from kvgen.toolchain import Artifact
@@ -41,8 +41,6 @@ class Decision:
 
     layout: Params
     launches: Mapping[str, Measurement]
-    rivals: Mapping[str, Measurement]
-    """By workload, the best record of another back end over the same layout, if there is one."""
     why: str
 
 
@@ -102,17 +100,12 @@ def decide(
         layout = min(tied, key=lambda one: [_tie_order(record) for _, record in sorted(picks[one].items())])
         why = f"first in the fixed order among {len(tied)} layouts within noise"
     pick = picks[layout]
-    rivals: dict[str, Measurement] = {}
-    for record in sorted(good, key=lambda record: -record.cost):
-        winner = pick[record.candidate.workload.key].candidate
-        if record.candidate.layout == layout and record.candidate.backend != winner.backend:
-            rivals[winner.workload.key] = record
     won: dict[str, list[str]] = {}
     for key, record in pick.items():
         won.setdefault(record.candidate.backend, []).append(key)
     if len(won) > 1:
         why += "; " + ", ".join(f"{backend} at {' '.join(keys)}" for backend, keys in sorted(won.items()))
-    return Decision(layout, pick, rivals, why)
+    return Decision(layout, pick, why)
 
 
 def _loses(pick: Mapping[str, Measurement], to: Mapping[str, Measurement], compare: Compare) -> bool:
@@ -159,8 +152,6 @@ def make_entry(
     def compiled(work: AnyWorkload, schedule: Schedule) -> tuple[AnyWorkload, Schedule, Source, Artifact]:
         return work, schedule, sources.of(schedule), artifact(schedule)
 
-    rivals = {key: Rival(one.candidate.backend, one.candidate.schedule.launch, one.cost) for key, one in decision.rivals.items()}
-
     timings = []
     for work in spec.workloads:
         won = decision.launches[work.key]
@@ -177,7 +168,6 @@ def make_entry(
         provenance={**provenance(), **facts, "tuned": True, "why": decision.why},
         accuracy={key: dict(record.accuracy) for key, record in decision.launches.items()},
         timings=tuple(timings),
-        runner_up=RunnerUp(rivals) if decision.rivals else None,
         quality=quality_of(spec),
     )
     return replace(entry, provenance={**entry.provenance, "sources": entry.sources_id})

@@ -9,7 +9,7 @@ from typing import Any
 
 from kvgen.digest import digest
 from kvgen.lower.backend import get_backend
-from kvgen.registry.entry import Entry, Rival, RunnerUp
+from kvgen.registry.entry import Entry
 from kvgen.registry.store import Store
 from kvgen.spec import KernelSpec
 from kvgen.spec.timing import Timing
@@ -21,12 +21,10 @@ def tuned(spec: KernelSpec) -> Entry:
     backend = get_backend("cuda")
     schedule = backend.defaults(spec, "sm90")[0]
     source = backend.lower(spec, schedule, "sm90")
-    rival = Rival("cuda", schedule.launch, 11.0)
     return Entry.of(
         spec, "sm90", [(work, schedule, source, None) for work in spec.workloads],
         device={"name": "Some GPU"}, provenance={"date": "2026-01-01", "tuned": True},
         timings=tuple(Timing(work, 10.0) for work in spec.workloads),
-        runner_up=RunnerUp({"1x4096": rival}),
     )  # fmt: skip
 
 

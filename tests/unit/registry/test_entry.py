@@ -9,7 +9,7 @@ import pytest
 
 from kvgen.errors import KvgenError
 from kvgen.lower.schedule import Params, Schedule
-from kvgen.registry.entry import Damaged, Entry, Rival, RunnerUp
+from kvgen.registry.entry import Damaged, Entry
 from tests.support.entries import signed
 
 
@@ -22,14 +22,13 @@ def test_the_file_gives_the_entry_back(make_entry):
         ((1, 4096), (8, 1024)),
         names=("cuda", "tilelang"),
         accuracy={"1x4096": {"relative_l2": 1e-3}},
-        runner_up=RunnerUp({"1x4096": Rival("tilelang", Params(tile=9), 12.5)}),
         quality={"outputs": {"normal": {"relative_l2": 0.1}, "seed": 0}, "notes": [1]},
     )
     assert again(entry) == entry
     assert again(entry).backend == "cuda+tilelang"
     assert again(entry).standings() == [
-        {"workload": "1x4096", "backend": "cuda", "us": 10.0, "runner_up": {"backend": "tilelang", "ratio": 1.25}},
-        {"workload": "8x1024", "backend": "tilelang", "us": 10.0, "runner_up": None},
+        {"workload": "1x4096", "backend": "cuda", "us": 10.0},
+        {"workload": "8x1024", "backend": "tilelang", "us": 10.0},
     ]
 
 
@@ -108,7 +107,6 @@ SIGNED = {
     "a workload of no spec": (lambda data: _launch(data)["workloads"].append("7x7"), "key does not follow|workload 7x7"),
     "a time of 0": (lambda data: data["timings"][0].update(us=0.0), "1x4096 has a time that is no finite number above 0"),
     "a sample below 0": (lambda data: data["timings"][0].update(samples=[-1.0]), "no finite number above 0"),
-    "a runner-up of no time": (lambda data: data.update(runner_up={"launches": {"1x4096": {"backend": "", "launch": {}}}}), "runner_up"),
     "an accuracy of words": (lambda data: data.update(accuracy={"1x4096": {"relative_l2": "small"}}), "accuracy"),
 }  # fmt: skip
 
