@@ -112,7 +112,7 @@ def _print_space(data: dict[str, Any]) -> None:
 
 @app.command()
 def doctor(as_json: Json = False) -> None:
-    """Show compilers, GPU, back ends, extras, integrations, cache and registries here. Exit code 3 if no CPU kernel can be built."""
+    """Show compilers, GPU, back ends, extras, cache and registries here. Exit code 3 if no CPU kernel can be built."""
     facts = examine()
     if as_json:
         print_json(facts)
@@ -131,7 +131,6 @@ def examine() -> dict[str, Any]:
     from kvgen.arch import GPUS
     from kvgen.errors import KvgenError
     from kvgen.extras import EXTRAS
-    from kvgen.integrations import INTEGRATIONS
     from kvgen.lower.backend import NAMES
     from kvgen.registry import stores
     from kvgen.registry.entry import here
@@ -146,7 +145,6 @@ def examine() -> dict[str, Any]:
         "torch": _torch,
         **{f"back end {name}": partial(_backend, name) for name in NAMES},
         **{f"kvgen[{extra}]": partial(_packages, extra, packages) for extra, packages in EXTRAS.items()},
-        **{f"integration {name}": ask for name, ask in INTEGRATIONS.items()},
     }
     checks = []
     for name, ask in asked.items():

@@ -107,15 +107,14 @@ def parse_seconds(text: str) -> float:
 
 def require_keys(keys: Sequence[str], known: Sequence[str]) -> None:
     """Raises RegistryMiss where no key of `known` begins with one of `keys`; it names those that look most like it."""
-    from difflib import SequenceMatcher
+    from difflib import get_close_matches
 
     from kvgen.errors import RegistryMiss
 
     for key in keys:
         if not key or not any(one.startswith(key) for one in known):
-            ranked = sorted(dict.fromkeys(known), key=lambda one: -SequenceMatcher(None, key, one[: len(key)]).ratio())
-            close = f"; close ones: {', '.join(ranked[:3])}" if ranked else ": nothing is registered here"
-            raise RegistryMiss(f"no entry has a key that begins with {key!r}{close}")
+            close = ", ".join(get_close_matches(key, sorted(set(known)), cutoff=0.0)) or "none, nothing is registered here"
+            raise RegistryMiss(f"no entry has a key that begins with {key!r}; close ones: {close}")
 
 
 def require_good(matches: Sequence[Found]) -> None:
@@ -133,7 +132,4 @@ def require_writable(file: Path | None) -> None:
     if file is not None:
         with host_errors("write", file):
             file.parent.mkdir(parents=True, exist_ok=True)
-            new = not file.exists()
             file.open("a").close()
-            if new:
-                file.unlink()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import base64
 import hashlib
 import json
 import platform
 import re
 import shutil
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
@@ -196,7 +194,7 @@ def _levels(target: Target) -> Mapping[str, tuple[tuple[str, ...], tuple[str, ..
 
 
 def _write_variant(spec: KernelSpec, kind: str, builds: Sequence[Build], place: Path, name: str, version: int) -> None:
-    """Write a variant beside its place, then swap it in."""
+    """Write a variant in place of the one of its name."""
     described = {field: value for field, value in spec.to_json().items() if field != "workloads"}
     facts: dict[str, Any] = {
         "kvgen": __version__,
@@ -215,8 +213,6 @@ def _write_variant(spec: KernelSpec, kind: str, builds: Sequence[Build], place: 
     cuda = [re.match(r"nvcc (\d+)\.(\d+)", compiler) for build in facts["builds"] for compiler in build["compilers"]]
     releases = sorted({(int(found[1]), int(found[2])) for found in cuda if found})
     if releases:
-        if releases[0][0] != releases[-1][0]:
-            raise KvgenError("the libraries were compiled by different major versions of CUDA: `kernels` needs one")
         gpus = [GPUS[known["target"]] for known in facts["builds"]]
         backend["archs"] = [f"{'.'.join(map(str, gpu.capability))}{'a' if gpu.specific else '+PTX'}" for gpu in gpus]
     metadata = {
@@ -231,47 +227,29 @@ def _write_variant(spec: KernelSpec, kind: str, builds: Sequence[Build], place: 
     files["metadata.json"] = json.dumps(metadata, indent=2).encode() + b"\n"
     ffi = "".join(tvm_ffi_version().split(".")[:2])
     target = place / f"tvm-ffi{ffi}-{f'cu{releases[-1][0]}{releases[-1][1]}' if releases else 'cpu'}-{platform.machine()}-linux"
-    staged = place / f".{target.name}.new"
-    shutil.rmtree(staged, ignore_errors=True)
-    for path, content in files.items():
-        (staged / path).parent.mkdir(parents=True, exist_ok=True)
-        (staged / path).write_bytes(content)
     shutil.rmtree(target, ignore_errors=True)
-    staged.rename(target)
+    for path, content in files.items():
+        (target / path).parent.mkdir(parents=True, exist_ok=True)
+        (target / path).write_bytes(content)
 
 
 def standalone() -> dict[str, str]:
-    """Text by path: the user's module, every module of kvgen that it imports, with relative imports, and empty packages around these.
-
-    Raises KvgenError where one of them imports a package that a user of the kernel might not have.
-    """
+    """Text by path: the user's module, every module of kvgen that it imports, with relative imports, and empty packages around these."""
     package = Path(__file__).resolve().parents[2]
     header = f"# Part of kvgen {__version__}, copied by `kvgen export` with relative imports.\n# SPDX-License-Identifier: Apache-2.0\n"
     files: dict[str, str] = {}
-    waiting = [HOME]
-    while waiting:
-        module = waiting.pop()
-        path = package.joinpath(*module.split(".")[1:])
-        home = module == HOME
-        place = "__init__.py" if home else "_kvgen/" + "/".join(module.split(".")[1:]) + ".py"
-        if place in files:
-            continue
+    modules = [HOME]
+    for module in modules:  # grows by what these import
+        path, home = package.joinpath(*module.split(".")[1:]), module == HOME
         text = (path / "__init__.py" if home else path.with_suffix(".py")).read_text(encoding="utf-8")
-        tree = ast.parse(text)
-        typing = {id(node) for branch in tree.body if isinstance(branch, ast.If) for node in ast.walk(branch)}  # TYPE_CHECKING
-        for node in ast.walk(tree):
-            if id(node) in typing or not isinstance(node, ast.Import | ast.ImportFrom):
-                continue
-            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else [one.name for one in node.names]
-            if names[0].startswith("kvgen"):
-                inner = [f"{names[0]}.{one.name}" for one in node.names]
-                modules = [one for one in inner if package.joinpath(*one.split(".")[1:]).with_suffix(".py").is_file()]
-                waiting += modules or names
-            elif foreign := [one for one in names if one.split(".")[0] not in {"torch", "tvm_ffi", *sys.stdlib_module_names}]:
-                raise KvgenError(f"{module} imports {foreign[0]}, which an exported kernel cannot rely on")
+        running = re.sub(r"^if TYPE_CHECKING:\n(?:    .*\n)+", "", text, flags=re.MULTILINE)
+        for base, names in re.findall(r"^\s*from (kvgen[\w.]*) import ([\w, ]+)", running, re.MULTILINE):
+            inner = [f"{base}.{name.split(' as ')[0].strip()}" for name in names.split(",")]
+            found = [one for one in inner if package.joinpath(*one.split(".")[1:]).with_suffix(".py").is_file()]
+            modules += [one for one in found or [base] if one not in modules]
         up = "._kvgen" if home else "." * module.count(".")
         relative = re.sub(r"^(\s*)from kvgen\.?([\w.]*) import ", rf"\1from {up}{'.' if home else ''}\2 import ", text, flags=re.MULTILINE)
-        files[place] = header + relative
+        files["__init__.py" if home else "_kvgen/" + "/".join(module.split(".")[1:]) + ".py"] = header + relative
     for place in list(files):
         for folder in Path(place).parents[:-1]:
             files.setdefault(f"{folder}/__init__.py", header)

@@ -5,9 +5,9 @@ Importing this package registers the attention function `kvgen` and its masks wi
 
 from __future__ import annotations
 
-from kvgen.integrations import usable_transformers
+from kvgen.extras import require
 
-usable_transformers()
+require("kvgen.integrations.transformers", "transformers")
 
 from kvgen.integrations.transformers.attention import register  # noqa: E402
 from kvgen.integrations.transformers.cache import CACHE_ARGUMENT, KvgenCache, layer_specs  # noqa: E402
