@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, get_args
+from typing import Any
 
 from kvgen.arch import Target
 from kvgen.errors import KvgenError
 from kvgen.lower.backend import NAMES, Backend, get_backend
 from kvgen.lower.modifier import extend_refusal
-from kvgen.spec import KernelSpec, load_spec
+from kvgen.spec import load_spec
 
 _HEADS = {"q_heads": 32, "kv_heads": 8, "head_dim": 128}
 _CHANNEL4 = {"bits": 4, "axis": "channel", "group": 128}
@@ -80,32 +80,26 @@ FEATURES: dict[str, dict[str, Any]] = {
 """One spec for each feature; otherwise Llama-3.1-8B's heads, fp16, 4 bits, contiguous."""
 
 
-def feature_spec(name: str, target: Target) -> KernelSpec:
-    """The spec of a feature."""
-    return load_spec({**FEATURES[name], "arch": target})
-
-
 def support_table() -> str:
     """A Markdown table: a row per feature of the spec language, a column per back end and targets; yes, or – where it is refused.
 
     Targets of a back end share a column if they are equal; back ends whose libraries are not installed have none. Needs no GPU or compiler.
     """
-    columns: dict[tuple[str, tuple[bool, ...]], list[str]] = {}
+    columns: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for name in NAMES:
         try:
             backend = get_backend(name)
         except KvgenError:
             continue
-        for target in get_args(Target):
-            if target in backend.targets:
-                columns.setdefault((name, tuple(_supports(backend, feature, target) for feature in FEATURES)), []).append(target)
+        for target in backend.targets:
+            answers = tuple("yes" if _supports(backend, feature, target) else "–" for feature in FEATURES)
+            columns.setdefault((name, answers), []).append(target)
     titles = [name if [name] == targets else f"{name} ({', '.join(targets)})" for (name, _), targets in columns.items()]
     lines = ["| | " + " | ".join(titles) + " |", "|---|" + "---|" * len(titles)]
-    for row, feature in enumerate(FEATURES):
-        lines.append(f"| {feature} | " + " | ".join("yes" if answers[row] else "–" for _, answers in columns) + " |")
+    lines += [f"| {' | '.join(row)} |" for row in zip(FEATURES, *(answers for _, answers in columns), strict=True)]
     return "\n".join(lines)
 
 
 def _supports(backend: Backend, feature: str, target: Target) -> bool:
-    spec = feature_spec(feature, target)
+    spec = load_spec({**FEATURES[feature], "arch": target})
     return backend.unsupported(spec, target) is None and (feature != EXTEND or extend_refusal(spec, gpu=target != "cpu") is None)

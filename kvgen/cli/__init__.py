@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import NoReturn
@@ -30,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal without µ shows ?, and the command goes on
+    warnings.showwarning = lambda message, *_, **__: typer.echo(str(message), err=True)
     signal.signal(signal.SIGTERM, _terminated)
     try:
         commands()(given, prog_name="kvgen")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +11,7 @@ import typer
 from kvgen.cli.app import app
 from kvgen.cli.options import Arch, Json, Workloads, parse_seconds, parse_shape, require_writable, resolve_spec
 from kvgen.cli.output import microseconds, print_json, print_table
+from kvgen.errors import MeasureError
 
 if TYPE_CHECKING:
     from kvgen.arch import Target
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from kvgen.spec import KernelSpec
 
 SUITE = "int8-kernels"
+NOTHING = "nothing was measured, for the reasons above"
 
 
 @app.command()
@@ -64,18 +65,12 @@ def bench(
     spec = resolve_spec(spec_name, arch, workload)
     target = resolve(spec.arch)
     rows = run(spec, target, [] if alone else _chosen(spec, target, against), policy, rounds, csv)
-    _require_some(rows)
+    if not rows:
+        raise MeasureError(NOTHING)
     if as_json:
         print_json(rows)
     else:
         show(rows)
-
-
-def _require_some(records: list[dict[str, Any]]) -> None:
-    from kvgen.errors import MeasureError
-
-    if not records:
-        raise MeasureError("nothing was measured, for the reasons above")
 
 
 def pin_threads() -> None:
@@ -106,10 +101,7 @@ def run(
     from kvgen.bench.run import Ours, compare, facts, frame, write_csv
     from kvgen.format.sizes import half_full
 
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        kernel = get_kernel(spec)
-    _tell(*(str(warning.message) for warning in caught))
+    kernel = get_kernel(spec)
     return compare(
         spec, target, spec.workloads, [Ours(kernel), *others], lambda work: half_full(kernel.spec, kernel.layout, work.kv_len),
         policy=policy, rounds=rounds, told=_tell,
@@ -156,10 +148,7 @@ def _run_suite(target: Target, names: list[str], policy: TimingPolicy, rounds: i
     from kvgen.bench.run import facts, write_csv
     from kvgen.spec import MatrixShape
 
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        entrants = suite.entrants_for(target)
-    _tell(*(str(warning.message) for warning in caught))
+    entrants = suite.entrants_for(target)
     shapes = [parse_shape(name) for name in names]
     shapes = shapes or [MatrixShape(tokens=tokens, channels=channels) for tokens, channels in suite.SHAPES.values()]
     about = {one: {name: facts(one, policy)[name] for name in ("device", "driver", "kvgen", "date")} for one in (target, suite.BESIDE)}
@@ -169,7 +158,8 @@ def _run_suite(target: Target, names: list[str], policy: TimingPolicy, rounds: i
             write_csv(csv, pd.DataFrame([{**record, **about[record["target"]]} for record in records]))
 
     records, errors = suite.run(entrants, shapes, policy, rounds, _tell, kept)
-    _require_some(records)
+    if not records:
+        raise MeasureError(NOTHING)
     if as_json:
         print_json({"rows": records, "errors": errors})
         return

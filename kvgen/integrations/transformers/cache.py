@@ -158,7 +158,11 @@ class KvgenCache(Cache):
         rollbacks = sorted({each.cache.rollback for each in specs})
         if len(rollbacks) > 1:
             raise ValueError(f"the layers of a model are cropped together: cache.rollback must be one number, not {rollbacks}")
-        groups = {each: _group(each, specs.count(each), batch, max_len, device) for each in dict.fromkeys(specs)}
+        groups: dict[KernelSpec, LayerGroup] = {}
+        for each in dict.fromkeys(specs):
+            kernel = get_kernel(each)
+            first = kernel.new_cache(batch, max_len, device=device)
+            groups[each] = LayerGroup(kernel, [first, *(kernel.new_cache(like=first) for _ in range(specs.count(each) - 1))])
         self._fill(config.get_text_config(decoder=True), Passes([groups[each] for each in specs]))
 
     def _fill(self, config: Any, passes: Passes) -> None:
@@ -266,12 +270,6 @@ class KvgenCache(Cache):
     def check(self) -> None:
         """Raises CacheMismatch once where the device refused an earlier step, in a replay of a CUDA graph too, for lack of room."""
         self.passes.check()
-
-
-def _group(spec: KernelSpec, layers: int, batch: int, max_len: int, device: torch.device | str | None) -> LayerGroup:
-    kernel = get_kernel(spec)
-    first = kernel.new_cache(batch, max_len, device=device)
-    return LayerGroup(kernel, [first, *(kernel.new_cache(like=first) for _ in range(layers - 1))])
 
 
 def layer_of(number: Tensor, layer: int) -> KvgenLayer:

@@ -5,8 +5,7 @@ Caches hold real tokens alone; the model counts *positions*, padding included. T
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -64,16 +63,8 @@ class Passes:
         """Whether an exception ended the attention of a layer, which may have written a part of its tokens."""
         self._forwards: dict[LayerGroup, Forward] = {}
         self._new: Tensor | None = None
-        self._promised: dict[str, int | bool | None] = {}
-
-    @contextmanager
-    def promised(self, **promised: int | bool | None) -> Iterator[None]:
-        """What `Kernel.plan` is told of the steps within."""
-        self._promised = promised
-        try:
-            yield
-        finally:
-            self._promised = {}
+        self.promised: dict[str, int | bool | None] = {}
+        """What `Kernel.plan` is told of every step."""
 
     def run(self, layer: int, x: States, mask: Tensor | None) -> Tensor:
         """Attention of one layer, which appends. `mask`, [batch, positions + new ones], is 0 for padding.
@@ -186,7 +177,7 @@ class Passes:
         few = tokens <= attention.q_len
         if self.positions is None:
             if few:
-                return Step(group, tokens, self._promised)
+                return Step(group, tokens, self.promised)
             lengths = group.first.lengths.tolist()  # waits for the device
             if not any(lengths):
                 raise ValueError(
@@ -198,7 +189,7 @@ class Passes:
         if self._new is not None:
             return Ragged(group, lengths, self._new)
         if few and min(lengths):
-            return Step(group, tokens, self._promised)
+            return Step(group, tokens, self.promised)
         masked = attention.window is not None or attention.softcap or attention.sinks
         return Chunk(group, tokens) if self.positions or masked else Prompt(group, tokens)
 
