@@ -7,7 +7,7 @@ import random
 import re
 from collections.abc import Iterable
 
-from kvgen.spec.model import EQUAL, MAX_BATCH, MAX_KV_LEN, MAX_Q_LEN, AnySpec, AnyWorkload, KernelSpec, Lengths, MatrixShape, Workload
+from kvgen.spec.model import EQUAL, MAX_BATCH, MAX_KV_LEN, MAX_Q_LEN, AnyWorkload, Lengths, MatrixShape, Workload
 
 NAME = re.compile(r"([0-9]{1,18})x(?:([0-9]{1,18})-)?([0-9]{1,18})(?:q([0-9]{1,18}))?(?::(rested|sustained))?")
 FORM = "batch x tokens, e.g. 1x32768; 1x32768q4 for 4 query tokens, 48x300-24576 for lengths from 300 to 24576, 8x32768:sustained"
@@ -102,20 +102,3 @@ def nearest(tuned: Iterable[Coordinates], wanted: Coordinates) -> int:
     """Index of the workload nearest to the requested one; the first of equals. Raises ValueError for an empty list."""
     distances = [apart(one, wanted) for one in tuned]
     return distances.index(min(distances))
-
-
-def apart_across_formats(spec: AnySpec, work: AnyWorkload, other: AnySpec, there: AnyWorkload) -> float:
-    """Distance of two workloads of two formats: the distance of their coordinates, plus |log2| of the ratio of bits per token.
-
-    KV heads count as sequences and packed-GQA rows as query tokens, so that formats with other heads are comparable. Operations on a matrix
-    are as near as their shapes.
-    """
-
-    def across(spec: KernelSpec, work: Workload) -> Coordinates:
-        heads, group = work.batch * spec.attention.kv_heads, spec.attention.group
-        return coordinates(heads, work.kv_len, work.q_len * group, heads * mean_length(work), sustained=work.load == "sustained")
-
-    if isinstance(spec, KernelSpec) and isinstance(other, KernelSpec) and isinstance(work, Workload) and isinstance(there, Workload):
-        one, two = (s.attention.head_dim * (s.key.bits + s.value.bits) for s in (spec, other))
-        return apart(across(spec, work), across(other, there)) + abs(math.log2(one / two))
-    return distance(work, there)

@@ -99,23 +99,21 @@ class ArtifactCache:
                 (staged / name).write_text(text, encoding="utf-8")
             for file in staged.iterdir():
                 sync(file)
-            return self._publish(key, staged)
-
-    def _publish(self, key: str, staged: Path) -> Artifact:
-        target = self._folder(key)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        for _ in range(8):  # others may publish it, whole or damaged, at the same time
+            target = self._folder(key)
+            with suppress(FileNotFoundError):  # another process has put one there, whole or damaged
+                if (there := self.get(key)) is not None:
+                    return there
+                target.rename(folder / "damaged")
+            target.parent.mkdir(parents=True, exist_ok=True)
             try:
                 staged.rename(target)
-                sync(target.parent)
             except OSError as error:
                 if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                     raise
-            if (artifact := self.get(key)) is not None:
-                return artifact
-            with self.scratch() as aside, suppress(OSError):
-                target.rename(aside / "damaged")
-        raise HostError(f"cannot write {target}: it is damaged again and again", target)
+            sync(target.parent)
+            if (artifact := self.get(key)) is None:
+                raise HostError(f"cannot write {target}: it is damaged", target)
+            return artifact
 
     def name(self, source_id: str, key: str, machine: str) -> None:
         """Let a module be found by its source alone on machines like `machine` (`compilers.machine`): its compiler may be missing there."""

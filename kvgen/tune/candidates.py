@@ -1,4 +1,4 @@
-"""What a build chooses among: the back ends that support the spec, with their search spaces, and the candidates that it tries first."""
+"""What a build chooses among: the back ends that support the spec, with their search spaces, and the registered winner."""
 
 from __future__ import annotations
 
@@ -17,14 +17,9 @@ from kvgen.errors import ToolchainMissing, UnsupportedError
 from kvgen.lower.backend import Backend, Sources, backends_for, refusal
 from kvgen.lower.schedule import Schedule
 from kvgen.lower.space import SearchSpace
-from kvgen.measure.measurement import Candidate
 from kvgen.registry.store import Store
 from kvgen.spec import AnySpec, AnyWorkload
-from kvgen.spec.workloads import apart_across_formats
 from kvgen.toolchain import ArtifactCache, compilers
-
-MOST_WARM = 8
-"""Launches of other formats that a search begins with, per workload and back end."""
 
 
 @dataclass(frozen=True)
@@ -100,9 +95,6 @@ def _lowering() -> str:
     return files_digest(file for folder in folders for file in sorted(folder.rglob("*")) if file.is_file() and file.suffix != ".pyc")
 
 
-# --- what is tried first -----------------------------------------------------------------------------------------------
-
-
 def present_launches(spec: AnySpec, key: str, found: Sequence[Contender], stores: Iterable[Store]) -> dict[str, Schedule]:
     """The launches, by workload key, of the first registered entry with this key whose schedules can be built; empty without one."""
     spaces = {c.backend.name: c.space for c in found}
@@ -112,24 +104,3 @@ def present_launches(spec: AnySpec, key: str, found: Sequence[Contender], stores
             if all(schedule.backend in spaces and not spaces[schedule.backend].check(schedule, work) for work, schedule in launches):
                 return {work.key: schedule for work, schedule in launches}
     return {}
-
-
-def warm_starts(spec: AnySpec, target: Target, found: Sequence[Contender], stores: Iterable[Store]) -> list[Candidate]:
-    """Launches that won for other formats and workloads, over the layout of their back end's defaults, if its space contains them.
-
-    Those of the most similar formats and workloads come first; every workload gets one before any gets a second.
-    """
-    entries = [one.entry for store in stores for one in store.all() if one.entry is not None]
-    entries = [one for one in entries if type(one.spec) is type(spec) and one.arch == target and one.provenance.get("tuned")]
-    ranked: list[tuple[int, Candidate]] = []
-    for work, contender in ((work, contender) for work in spec.workloads for contender in found):
-        away: dict[Schedule, float] = {}
-        for entry in entries:
-            for other, launch in entry.tuned:
-                schedule = Schedule(launch.backend, contender.defaults[0].layout, launch.params)
-                if launch.backend == contender.backend.name and not contender.space.doubts(schedule, work):
-                    distance = apart_across_formats(spec, work, entry.spec, other)
-                    away[schedule] = min(distance, away.get(schedule, distance))
-        nearest = sorted(away, key=lambda schedule: (away[schedule], schedule.id))[:MOST_WARM]
-        ranked += [(rank, Candidate(schedule, work)) for rank, schedule in enumerate(nearest)]
-    return [candidate for _, candidate in sorted(ranked, key=lambda one: one[0])]

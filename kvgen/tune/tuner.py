@@ -24,7 +24,7 @@ from kvgen.spec import AnySpec
 from kvgen.spec.target import resolve
 from kvgen.toolchain import ArtifactCache
 from kvgen.tune.budget import Best, Budget, Clock, Phase, Progress, Watch
-from kvgen.tune.candidates import Contender, contenders, present_launches, require_toolchain, study_name, warm_starts
+from kvgen.tune.candidates import Contender, contenders, present_launches, require_toolchain, study_name
 from kvgen.tune.final import decide, finalists, further, make_entry
 from kvgen.tune.measuring import CompileQueue, Outcome, Pipeline, Runner
 from kvgen.tune.search import Search, open_queues
@@ -95,7 +95,7 @@ def tune(
     One layout for the spec, one launch per workload, of any back end. Every module that the entry names is verified in this build.
     Interrupting it registers the best that it has verified so far. Only one process at a time tunes a key; another that waited takes
     over its entry. `storage` is a database URL that several hosts share; without it studies are files in the cache. `devices` are
-    GPU indices, one worker each. `fresh`: registered entries neither start the search nor have to be beaten; finished measurements
+    GPU indices, one worker each. `fresh`: registered entries do not have to be beaten; finished measurements
     still count, and the present entry's accuracy of a model is carried over. `all_schedules` also searches what the spaces' hints
     exclude.
 
@@ -163,13 +163,11 @@ class _Build:
         self.spec, self.target, found = self.sources.spec, self.sources.target, self.found
         self.key = entry_key(self.spec, self.target, here(self.target), self.spec.workloads)
         self.defaults = found[0].at_workloads
-        every = list({one.root: one for one in (self.store, *stores())}.values())
-        self.present: dict[str, Schedule] = {} if fresh else present_launches(self.spec, self.key, found, every)
+        self.present: dict[str, Schedule] = {} if fresh else present_launches(self.spec, self.key, found, [self.store, *stores()])
         keep = [Candidate(c.at_workloads[work.key], work) for c in found for work in self.spec.workloads]
         keep += [Candidate(self.present[work.key], work) for work in self.spec.workloads if work.key in self.present]
         self.keep = list(dict.fromkeys(keep))
         """The defaults and the present winner: measured first, and finalists whatever the search finds."""
-        self.first = list(dict.fromkeys([*self.keep, *([] if fresh else warm_starts(self.spec, self.target, found, every))]))
         self.records: Mapping[Key, Measurement] = {}
         self.failures: Counter[str] = Counter()
         self.uncompiled: list[str] = []
@@ -219,7 +217,7 @@ class _Build:
         )
         for record in self.studies.records.values():
             search.take(record)
-        search.lead([candidate for candidate in self.first if candidate.key not in self.records])
+        search.lead([candidate for candidate in self.keep if candidate.key not in self.records])
         return search
 
     def _search(self, search: Search, queue: CompileQueue) -> None:

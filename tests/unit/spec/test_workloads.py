@@ -12,7 +12,7 @@ from kvgen.errors import SpecError
 from kvgen.spec import Workload, load_spec
 from kvgen.spec.model import EQUAL, Lengths
 from kvgen.spec.timing import Timing
-from kvgen.spec.workloads import apart_across_formats, distance, mean_length, parse
+from kvgen.spec.workloads import distance, mean_length, parse
 from kvgen.spec.workloads import sequence_lengths as lengths_of
 from tests.support.specs import base
 
@@ -74,18 +74,6 @@ def test_traffic_that_contradicts_itself_is_refused_with_its_place(work: dict[st
 )
 def test_doublings_of_batch_of_all_tokens_and_of_query_tokens_add_up(one: str, other: str, doublings: float) -> None:
     assert distance(parse(one), parse(other)) == doublings
-
-
-def test_across_formats_heads_are_sequences_and_bits_of_a_token_count() -> None:
-    int4, int8, int8_mqa = (
-        load_spec({"attention": {"q_heads": 8, "kv_heads": heads, "head_dim": 64}, "key": quant, "value": quant})
-        for heads, bits in ((2, 4), (2, 8), (1, 8))
-        for quant in [{"bits": bits, "axis": "token", "group": 64}]
-    )
-    one = parse("1x4096")
-    assert apart_across_formats(int4, one, int4, one) == 0
-    assert apart_across_formats(int4, one, int8, one) == apart_across_formats(int8, one, int4, one) == 1
-    assert apart_across_formats(int8, one, int8_mqa, parse("2x4096")) == 1  # twice the query heads share a KV head
 
 
 def test_a_timing_is_plain_data() -> None:

@@ -223,20 +223,6 @@ def test_the_present_winner_stays_unless_clearly_beaten(place: Place):
     assert len(place.store.all()) == 1
 
 
-def test_what_won_for_another_format_is_tried_after_the_defaults_unless_a_build_is_fresh(place: Place):
-    """Its launch that the space does not allow at a workload is not."""
-    place.tune(FakeRunner(cost=lambda one: 100.0 + 20 * abs(one.schedule.launch.integer("threads") - 8)))
-    quant = {"key": {"bits": 8, "axis": "channel", "group": 32}, "value": {"bits": 8, "axis": "token", "group": 32}}
-    found, _ = tune_candidates.contenders(tiny_spec(**quant), "cpu", [FakeBackend()])
-    warm = tune_candidates.warm_starts(tiny_spec(**quant), "cpu", found, [place.store])
-    won = [one for one in warm if one.schedule.launch["threads"] == 8]
-    assert [one.workload.key for one in won] == ["2x512"]
-    for fresh in (True, False):
-        runner = FakeRunner()
-        place.tune(runner, trials=4, spec=tiny_spec(**quant), fresh=fresh)
-        assert (won[0].key in searched(runner)) != fresh
-
-
 def test_defaults_that_serve_other_calls_are_registered_if_they_are_right(place: Place):
     runner = FakeRunner(outcome=lambda one: "wrong" if one.schedule.launch["threads"] == 8 else "ok")
     result = place.tune(runner, trials=1, backends=[SeveralDefaults()])
