@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kvgen.format.layout import Operand, PackedLayout, Which
-from kvgen.format.residual import ResidualRows, residual_rows
-from kvgen.format.window import window_places
+from kvgen.format.residual import ResidualRows, residual_rows, window_places
 from kvgen.spec import KernelSpec
 
 ELEMENTS = {"float16": "kvgen::Half", "bfloat16": "kvgen::Bfloat", "float32": "float"}

@@ -25,8 +25,7 @@ from kvgen.lower.schedule import Params, Schedule, layout_id, layout_of
 from kvgen.plaindata import Facts, Json
 from kvgen.spec import AnySpec, AnyWorkload, KernelSpec, Workload
 from kvgen.spec.dispatch import ALIKE, Call, Dispatch
-from kvgen.spec.timing import Timing
-from kvgen.spec.workloads import mean_length
+from kvgen.spec.workloads import Timing, mean_length
 from kvgen.toolchain.cache import Artifact, Resources
 from kvgen.toolchain.compilers import cpu_name, machine
 

@@ -19,8 +19,7 @@ from kvgen.registry.entry import Entry, Launch, call_of, here
 from kvgen.registry.store import Found, Store
 from kvgen.registry.store import stores as all_stores
 from kvgen.spec import AnySpec, AnyWorkload, KernelSpec, Workload
-from kvgen.spec.timing import Timing
-from kvgen.spec.workloads import apart, coordinates_of, nearest
+from kvgen.spec.workloads import Timing, apart, coordinates_of, nearest
 from kvgen.toolchain import Artifact, ArtifactCache
 from kvgen.toolchain.compilers import machine
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kvgen.errors import CacheMismatch
 from kvgen.format.dtypes import torch_dtype
-from kvgen.format.window import cache_id
+from kvgen.format.residual import cache_id
 from kvgen.runtime import checks
 from kvgen.runtime.kvcache import KVCache, Tensors
 from kvgen.runtime.module import Module

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from kvgen.errors import UnsupportedError
-from kvgen.format.window import window_places
+from kvgen.format.residual import window_places
 from kvgen.lower.modifier import extend_refusal
 from kvgen.runtime.executable import Arguments, New
 from kvgen.runtime.kvcache import KVCache, Tensors

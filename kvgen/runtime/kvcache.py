@@ -14,8 +14,7 @@ from torch import Tensor
 
 from kvgen.errors import CacheMismatch
 from kvgen.format.dtypes import torch_dtype
-from kvgen.format.residual import residual_rows
-from kvgen.format.window import cache_id, window_places
+from kvgen.format.residual import cache_id, residual_rows, window_places
 from kvgen.runtime import checks
 from kvgen.runtime.module import Module
 from kvgen.runtime.sequences import Sequences

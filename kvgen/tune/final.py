@@ -20,7 +20,7 @@ from kvgen.lower.schedule import Params, Schedule
 from kvgen.measure.measurement import Candidate, Measurement, VerdictKind
 from kvgen.registry.entry import Entry, here
 from kvgen.spec import AnySpec, AnyWorkload, KernelSpec
-from kvgen.spec.timing import Timing
+from kvgen.spec.workloads import Timing
 from kvgen.toolchain import Artifact
 from kvgen.tune.candidates import Contender
 from kvgen.tune.search import geomean

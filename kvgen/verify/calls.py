@@ -15,8 +15,7 @@ from typing import Any
 import torch
 
 from kvgen.errors import CheckError
-from kvgen.format.residual import residual_rows
-from kvgen.format.window import first_held, window_places
+from kvgen.format.residual import first_held, residual_rows, window_places
 from kvgen.lower.gpu import MAX_QUERIES
 from kvgen.runtime.calls import Variant
 from kvgen.runtime.executable import Plan

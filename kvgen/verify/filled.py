@@ -18,8 +18,7 @@ from typing import Any, TypeVar
 import torch
 
 from kvgen._machine import available_bytes
-from kvgen.format.residual import residual_rows
-from kvgen.format.window import window_places
+from kvgen.format.residual import residual_rows, window_places
 from kvgen.runtime.calls import Variant
 from kvgen.runtime.kvcache import KVCache
 from kvgen.verify.data import learned_sinks, normal

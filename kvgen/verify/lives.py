@@ -18,7 +18,7 @@ import torch
 
 from kvgen.errors import CacheMismatch, CheckError
 from kvgen.format.layout import PackedLayout
-from kvgen.format.window import first_held
+from kvgen.format.residual import first_held
 from kvgen.runtime.kvcache import KVCache
 from kvgen.spec import KernelSpec
 from kvgen.verify import CheckPolicy

@@ -13,7 +13,7 @@ from functools import lru_cache
 import torch
 
 from kvgen.errors import CheckError
-from kvgen.format.window import first_held
+from kvgen.format.residual import first_held
 from kvgen.runtime.kvcache import KVCache
 from kvgen.spec import KernelSpec
 from kvgen.verify.cache import WholeSequences

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kvgen.format.window import first_held, window_places
+from kvgen.format.residual import first_held, window_places
 from kvgen.verify.attention import attend as reference_attend
 from kvgen.verify.packing import unpack_blocks
 from tests.gpu.oracle import agree, check_decode, contents, filled, normal, poisoned, with_new

@@ -10,7 +10,7 @@ from random import Random
 import torch
 
 from kvgen.format.layout import PackedLayout
-from kvgen.format.window import first_held, window_places
+from kvgen.format.residual import first_held, window_places
 from kvgen.spec import KernelSpec
 from kvgen.verify.quantize import torch_dtype
 from kvgen.verify.tolerance import Comparison

@@ -9,7 +9,7 @@ from random import Random
 import torch
 
 from kvgen.errors import CacheMismatch
-from kvgen.format.window import first_held, window_places
+from kvgen.format.residual import first_held, window_places
 from kvgen.runtime.calls import Variant
 from kvgen.runtime.kvcache import KVCache, row_of
 from kvgen.verify.calls import poison, poisoned

@@ -12,7 +12,7 @@ from kvgen.lower.backend import get_backend
 from kvgen.registry.entry import Entry
 from kvgen.registry.store import Store
 from kvgen.spec import KernelSpec
-from kvgen.spec.timing import Timing
+from kvgen.spec.workloads import Timing
 
 Change = Callable[[dict[str, Any]], Any]
 

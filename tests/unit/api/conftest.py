@@ -14,7 +14,7 @@ from kvgen.lower.schedule import Params, Schedule
 from kvgen.registry.entry import Entry, here
 from kvgen.registry.store import Store
 from kvgen.spec import KernelSpec, load_spec
-from kvgen.spec.timing import Timing
+from kvgen.spec.workloads import Timing
 from kvgen.toolchain import ArtifactCache, build
 from tests.support.naive import naive_schedule, naive_source, naive_spec
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kvgen.format.window import window_places
+from kvgen.format.residual import window_places
 from kvgen.verify.data import normal, structured
 from kvgen.verify.tolerance import relative_l2, tolerance
 from tests.support.packed import meaningful_bytes, sequence_blocks

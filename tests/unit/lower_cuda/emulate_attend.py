@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from kvgen.format.layout import PackedLayout, packed_layout
-from kvgen.format.window import window_places
+from kvgen.format.residual import window_places
 from kvgen.lower.cuda.backend import source
 from kvgen.lower.cuda.shared import runs
 from kvgen.lower.schedule import Params, Value

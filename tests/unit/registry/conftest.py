@@ -17,7 +17,7 @@ from kvgen.lower.space import Parameter, SearchSpace
 from kvgen.registry.entry import Entry
 from kvgen.registry.store import Store
 from kvgen.spec import KernelSpec, Workload, load_spec
-from kvgen.spec.timing import Timing
+from kvgen.spec.workloads import Timing
 
 SPEC = {
     "name": "small",

@@ -10,8 +10,7 @@ from kvgen.lower.backend import get_backend
 from kvgen.registry.entry import Entry
 from kvgen.registry.select import Selection, serving, serving_entry
 from kvgen.spec import KernelSpec
-from kvgen.spec.timing import Timing
-from kvgen.spec.workloads import parse
+from kvgen.spec.workloads import Timing, parse
 
 CUDA = get_backend("cuda")
 PLAIN, CLUSTERS, WIDE, PAIRS = "n128.w8u4d1c1", "n128.w8u1d2c1.cl2", "n128.w8u1d2c1.cl8", "n128.w4u1d2c2"

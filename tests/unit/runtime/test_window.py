@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kvgen.format.window import first_held, window_places
+from kvgen.format.residual import first_held, window_places
 from kvgen.runtime import extend
 from kvgen.runtime.calls import Variant
 from kvgen.spec import KernelSpec

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from kvgen.errors import SpecError
 from kvgen.spec import Workload, load_spec
 from kvgen.spec.model import EQUAL, Lengths
-from kvgen.spec.timing import Timing
-from kvgen.spec.workloads import distance, mean_length, parse
+from kvgen.spec.workloads import Timing, distance, mean_length, parse
 from kvgen.spec.workloads import sequence_lengths as lengths_of
 from tests.support.specs import base
 
