@@ -1,4 +1,4 @@
-"""A pytest plugin: `pytest --kvgen-registry FOLDER` checks every entry of a registry, one test per entry and level.
+"""A pytest plugin: `pytest --kvgen-registry FOLDER` checks every entry of a registry, one test per entry.
 
 A regression or a damaged entry is a failure, what this machine lacks the device for is a skip with the reason, and a failure of the
 machine itself (disk, compiler, worker) is an error. Where no tests are named, only the registry is checked. Without the option
@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from kvgen.registry.entry import Entry
-    from kvgen.tune.regression import Checked, Finding
+    from kvgen.tune.regression import Checked
 
 _WORKER = pytest.StashKey[Any]()
 
@@ -60,11 +59,12 @@ class Registry(pytest.Collector):
     def __init__(self, name: str, parent: pytest.Collector, path: Path, **kwargs: Any) -> None:
         super().__init__(name, parent, path=path, nodeid=name, **kwargs)
 
-    def collect(self) -> Iterator[pytest.Item | pytest.Collector]:
-        """Collects every entry, then a test for each file with a problem."""
+    def collect(self) -> Iterator[pytest.Item]:
+        """Collects a test for each entry, and one for each file with a problem."""
         from kvgen.errors import HostError, printable
+        from kvgen.measure.worker import Worker
         from kvgen.registry import Store
-        from kvgen.tune.regression import file_problem, unreachable
+        from kvgen.tune.regression import check_entry, file_problem, unreachable
 
         store = Store(self.path, self.name)
         try:
@@ -72,58 +72,44 @@ class Registry(pytest.Collector):
             if not every:
                 raise HostError(store.without_entries())
         except HostError as error:
-            yield Level.from_parent(self, name="registry", find=partial(_known, unreachable(self.name, error)))
+            yield Check.from_parent(self, name="registry", check=partial(_known, unreachable(self.name, error)))
             return
-        for entry in (found.entry for found in every if found.entry is not None):
-            yield EntryTests.from_parent(self, name=printable(f"{entry.spec.name}-{entry.key}"), entry=entry)
-        for problem in filter(None, map(file_problem, every)):
-            yield Level.from_parent(self, name=printable(f"{problem.key}-registry"), find=partial(_known, problem))
-
-
-class EntryTests(pytest.Collector):
-    """The tests of an entry; its levels share rendered sources, modules and findings."""
-
-    def __init__(self, name: str, parent: Registry, entry: Entry, **kwargs: Any) -> None:
-        super().__init__(name, parent, **kwargs)
-        self._entry = entry
-
-    def collect(self) -> Iterator[pytest.Item]:
-        """A test per level."""
-        from kvgen.measure.worker import Worker
-        from kvgen.toolchain import ArtifactCache
-        from kvgen.tune.regression import LEVELS, EntryCheck
-
         worker = self.config.stash.setdefault(_WORKER, Worker())  # one for the whole run; it starts when it is first needed
-        check = EntryCheck(self._entry, ArtifactCache(), worker)
-        for level in LEVELS:
-            if level != "speed" or self.config.getoption("--kvgen-speed"):
-                yield Level.from_parent(self, name=level, find=partial(check.find, level))
+        speed = self.config.getoption("--kvgen-speed")
+        for one in every:
+            if (entry := one.entry) is not None:
+                check = partial(check_entry, entry, speed=speed, worker=worker)
+                yield Check.from_parent(self, name=printable(f"{entry.spec.name}-{entry.key}"), check=check)
+            if (problem := file_problem(one)) is not None:
+                yield Check.from_parent(self, name=printable(f"{problem.key}-registry"), check=partial(_known, problem))
 
 
-class Level(pytest.Item):
-    """The test of one aspect of an entry, or of a registry's files; `find` checks it."""
+class Check(pytest.Item):
+    """The test of one entry, or of a file; `check` checks it."""
 
-    def __init__(self, name: str, parent: pytest.Collector, find: Callable[[], Finding], **kwargs: Any) -> None:
+    def __init__(self, name: str, parent: pytest.Collector, check: Callable[[], Checked], **kwargs: Any) -> None:
         super().__init__(name, parent, **kwargs)
-        self._find, self._failure = find, ""
+        self._check, self._failure = check, ""
 
     def setup(self) -> None:
         """Run the check. An exception here is an error of the test, not a failure."""
         from kvgen.errors import printable
         from kvgen.tune.regression import FAILING
 
-        finding = self._find()
-        told = "\n".join(printable(line) for line in finding.detail.expandtabs().splitlines())  # control characters are escapes
-        if told:
-            self.user_properties.append((finding.status, told))
-        if finding.environment:
-            pytest.fail(f"not checked: {told}", pytrace=False)
-        if finding.status == "unable":
-            pytest.skip(told)
-        self._failure = f"{finding.status}: {told}" if finding.status in FAILING else ""
+        checked, told = self._check(), {}
+        for found in checked.findings:  # control characters are escapes
+            told[found] = "\n".join(printable(line) for line in f"{found.aspect}: {found.detail}".expandtabs().splitlines())
+            self.user_properties.append((found.status, told[found]))
+        if checked.verdict in FAILING:
+            bad = next(found for found in told if found.status == checked.verdict)
+            self._failure = f"{checked.verdict}: {told[bad]}"
+        elif checked.environment:
+            pytest.fail(f"not checked: {next(text for found, text in told.items() if found.environment)}", pytrace=False)
+        elif checked.verdict == "unable":
+            pytest.skip(next(text for found, text in told.items() if found.status == "unable"))
 
     def runtest(self) -> None:
-        """Fail by the finding."""
+        """Fail by the findings."""
         if self._failure:
             pytest.fail(self._failure, pytrace=False)
 
@@ -132,5 +118,5 @@ class Level(pytest.Item):
         return self.path, None, self.nodeid
 
 
-def _known(checked: Checked) -> Finding:
-    return checked.findings[0]
+def _known(checked: Checked) -> Checked:
+    return checked

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -51,12 +52,8 @@ class Checkout:
         """What back ends, devices and the disk are in the other process."""
         self.pytester.makeconftest(CHANGED.format(changes=changes, cannot=cannot, disk_full=disk_full))
 
-    def run(self, *words: str, plugin: bool = True) -> pytest.RunResult:
-        named = ("-p", PLUGIN) if plugin else ()
-        return self.pytester.runpytest_subprocess(*named, "-p", "no:cacheprovider", *words, timeout=200)
-
-    def check(self, *words: str) -> dict[str, int]:
-        return self.run("--kvgen-registry", "registry", *words).parseoutcomes()
+    def run(self, *words: str) -> pytest.RunResult:
+        return self.pytester.runpytest_subprocess("-p", PLUGIN, "-p", "no:cacheprovider", *words, timeout=200)
 
 
 @pytest.fixture
@@ -67,45 +64,25 @@ def checkout(pytester: pytest.Pytester, tmp_path: Path, monkeypatch: pytest.Monk
         return Checkout(pytester, Place(tmp_path / "place", patch))
 
 
-def test_one_test_per_entry_and_level_and_all_pass(checkout: Checkout):
-    done = checkout.run("--kvgen-registry", "registry", "-v", "--junitxml", "report.xml")
-    assert done.ret == 0
-    assert done.parseoutcomes() == {"passed": 3}
-    key = checkout.place.entry.key
-    done.stdout.fnmatch_lines([f"*registry::tiny-{key}::{level} PASSED*" for level in ("source", "resources", "numerics")])
-    cases = ET.parse(checkout.pytester.path / "report.xml").getroot().iter("testcase")
-    assert {(case.get("classname"), case.get("name")) for case in cases} == {
-        (f"registry.tiny-{key}", level) for level in ("source", "resources", "numerics")
-    }
-
-
-def test_a_regression_is_a_failure_with_the_reason(checkout: Checkout):
-    checkout.world(reason="it has no kernel for 4 bits any more")
+@pytest.mark.parametrize(
+    ("world", "outcome", "element", "said"),
+    [
+        ({}, "passed", "property", "numerics: relative L2 1.0e-06"),
+        ({"reason": "it has no kernel for 4 bits any more"}, "failed", "failure", "regressed: source: get_kernel passes it over: "),
+        ({"cannot": "no NVIDIA GPU is visible"}, "skipped", "skipped", "numerics: no NVIDIA GPU is visible"),
+        ({"disk_full": True}, "errors", "error", "not checked: resources: "),
+    ],
+    ids=lambda given: given if given in ("passed", "failed", "skipped", "errors") else "",
+)
+def test_an_entry_is_a_test_whose_outcome_is_its_verdict(checkout: Checkout, world: dict[str, Any], outcome: str, element: str, said: str):
+    checkout.world(**world)
     done = checkout.run("--kvgen-registry", "registry", "--junitxml", "report.xml")
-    assert done.ret == 1
-    assert done.parseoutcomes()["failed"] == 1
-    done.stdout.fnmatch_lines(["*regressed: get_kernel passes it over:*no kernel for 4 bits any more*"])
-    (failure,) = ET.parse(checkout.pytester.path / "report.xml").getroot().iter("failure")
-    assert "no kernel for 4 bits" in str(failure.get("message"))
-
-
-def test_a_missing_device_is_a_skip_with_the_reason(checkout: Checkout):
-    checkout.world(cannot="no NVIDIA GPU is visible")
-    done = checkout.run("--kvgen-registry", "registry", "-rs")
-    assert done.ret == 0
-    assert done.parseoutcomes() == {"passed": 2, "skipped": 1}
-    done.stdout.fnmatch_lines(["*no NVIDIA GPU is visible*"])
-
-
-def test_a_full_disk_is_an_error_and_no_failure(checkout: Checkout):
-    checkout.world(disk_full=True)
-    done = checkout.run("--kvgen-registry", "registry", "--junitxml", "report.xml")
-    assert done.ret == 1
-    assert done.parseoutcomes() == {"passed": 1, "errors": 1, "skipped": 1}
-    suite = next(ET.parse(checkout.pytester.path / "report.xml").getroot().iter("testsuite"))
-    assert (suite.get("errors"), suite.get("failures")) == ("1", "0")
-    assert "No space left on device" in done.stdout.str()
-    assert "regressed" not in done.stdout.str()
+    assert done.ret == (0 if outcome in ("passed", "skipped") else 1)
+    assert done.parseoutcomes() == {outcome: 1}
+    root = ET.parse(checkout.pytester.path / "report.xml").getroot()
+    (case,) = root.iter("testcase")
+    assert (case.get("classname"), case.get("name")) == ("registry", f"tiny-{checkout.place.entry.key}")
+    assert any(said in f"{found.get('message')} {found.get('value')} {found.text}" for found in root.iter(element))
 
 
 @pytest.mark.parametrize("words", [("--kvgen-speed",), ("--kvgen-registry", "no-such-folder")])
