@@ -93,12 +93,3 @@ def test_a_machine_without_a_compiler_runs_what_was_exported(machine: Machine, b
     how, error, _, _ = bare.python(FETCH.format(spec=str(bare.spec)))
     assert how == "exact"
     assert error <= 1e-5
-
-
-def test_the_report_is_one_page_with_the_entry_in_it(machine: Machine, built: dict[str, Any], tmp_path: Path):
-    page = tmp_path / "report.html"
-    machine.run("report", "-o", page)
-    text = page.read_text()
-    assert built["key"] in text
-    assert "2 candidates" in text
-    assert "http" not in text.replace("http-equiv", "")

@@ -73,17 +73,6 @@ def test_a_tuned_entry_arrives_whole_with_its_modules(sender, sent: Path, there:
         assert f"entries/{entry.key}.json" in tar.getnames(), "any tar reads it"
 
 
-def test_an_export_is_the_same_twice_and_keeps_origins(sent: Path, there: Machine, tmp_path: Path):
-    index, members = opened(sent.read_bytes())
-    for facts in index["modules"].values():
-        facts["origin"] = "a machine far away"
-    sent.write_bytes(forged(index, members))
-    assert archive.import_archive(sent, there.store, there.cache).origins == ("a machine far away",)
-    one, two = (archive.export_archive(there.store.all(), tmp_path / name, there.cache) for name in ("b.tar.gz", "c.tar.gz"))
-    assert one.origins == ("a machine far away",)
-    assert one.sha256 == two.sha256 == hashlib.sha256((tmp_path / "b.tar.gz").read_bytes()).hexdigest()
-
-
 def test_modules_of_another_machine_are_left_out(sent: Path, there: Machine, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(archive, "machine", lambda target: "another")
     got = archive.import_archive(sent, there.store, there.cache)

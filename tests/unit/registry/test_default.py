@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.gpu_words import schedule_word, schedules_of, spec_of, workload_of
-from kvgen.cli.output import launch_rows as rows
 from kvgen.lower.backend import get_backend
 from kvgen.registry.entry import Entry
 from kvgen.registry.select import Selection, serving, serving_entry
@@ -45,14 +44,6 @@ def test_a_call_takes_the_default_that_suits_its_heads_and_lengths(work: str, sc
     """Whatever workload the spec names. The clusters of two that serve 8 sequences of 32K would take two waves for 9."""
     for named in ("1x4096", "32x8192"):
         assert taken(entry_for(named), work) == schedule
-
-
-def test_four_launches_are_compiled_each_once() -> None:
-    entry = entry_for("1x4096,1x32768,8x32768")
-    words = {schedule_word(entry.schedule(launch)) for launch in entry.launches}
-    assert words == {PLAIN, CLUSTERS, WIDE, PAIRS}
-    assert len(entry.launches) == 4
-    assert sum(row[0] == "other calls" for row in rows(entry)) == sum(not launch.workloads for launch in entry.launches)
 
 
 def test_a_gpu_without_clusters_has_one_default() -> None:

@@ -1,14 +1,9 @@
-"""Stores: what is put is found, damage is a reason, and no reader or killed writer ever does harm."""
+"""Stores: what is put is found, and damage is a reason. Writers that are killed: `tests/attacks`."""
 
 from __future__ import annotations
 
 import errno
-import multiprocessing
 import os
-import signal
-import threading
-import time
-from pathlib import Path
 
 import pytest
 
@@ -70,49 +65,6 @@ def test_damage_is_a_reason_and_building_again_mends_it(store, make_entry, spec,
     store.put(make_entry())
     assert make_entry() in [found.entry for found in store.find(spec)]
     assert len(store.find(spec)) == (1 if name in ("edited", "cut") else 2), "what says its key is replaced"
-
-
-def _writer(root: Path, entries, ready) -> None:
-    ready.set()
-    while True:
-        for entry in entries:
-            Store(root).put(entry)
-
-
-def test_writers_may_be_killed_at_any_time(store, make_entry, spec):
-    """Readers see a good entry at every moment while writers replace it and are killed."""
-    entries = [make_entry(date=f"2026-01-{day:02d}", us=float(day)) for day in range(1, 4)]
-    store.put(entries[0])
-    context = multiprocessing.get_context("fork")
-    stop, bad, reads = threading.Event(), [], [0]
-
-    def read() -> None:
-        while not stop.is_set():
-            reads[0] += 1
-            found = store.find(spec)
-            if len(found) != 1 or found[0].entry is None:
-                bad.append(found)
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    try:
-        for round_ in range(2):
-            ready = context.Event()
-            workers = [context.Process(target=_writer, args=(store.root, entries, ready), daemon=True) for _ in range(2)]
-            for worker in workers:
-                worker.start()
-            ready.wait(10)
-            time.sleep(0.02 + 0.013 * round_)
-            for worker in workers:
-                os.kill(worker.pid, signal.SIGKILL)
-                worker.join()
-    finally:
-        stop.set()
-        reader.join()
-    assert (reads[0] > 0, bad) == (True, [])
-    store.put(entries[2])
-    assert [found.entry for found in store.find(spec)] == [entries[2]]
-    assert not list(store.root.glob(f"{STAGING}*"))
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])

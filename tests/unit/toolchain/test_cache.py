@@ -2,10 +2,6 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
-import subprocess
-import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,14 +15,6 @@ from kvgen.toolchain import cache as cache_module
 from kvgen.toolchain.cache import ArtifactCache, Resources
 
 RESOURCES = Resources("g++ 12.2.0", 1.5)
-BUILD = """
-import sys
-from pathlib import Path
-from kvgen.lower.backend import Source
-from kvgen.toolchain import ArtifactCache, build
-print(build(Source(sys.argv[2], "c++", "cpu"), ArtifactCache(Path(sys.argv[1]))).path)
-"""
-SLOW = '#include <map>\n#include <string>\nint f(std::map<std::string, int>& m) { return m["a"]; }\n'
 
 
 def module(tmp_path: Path, content: bytes = b"\x7fELF") -> Path:
@@ -54,19 +42,6 @@ def test_damaged_entries_are_misses_and_are_replaced(tmp_path: Path) -> None:
             (path.parent / damage).write_bytes(content)
             assert cache.get("ab12") is None
             assert cache.put("ab12", module(tmp_path), RESOURCES).path.read_bytes() == b"\x7fELF"
-
-
-def test_processes_building_one_source_and_one_of_them_killed_leave_one_entry(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", BUILD, str(tmp_path), SLOW]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    children = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) for _ in range(3)]
-    while not list((tmp_path / "tmp").glob("*")):
-        time.sleep(0.01)
-    children[0].send_signal(signal.SIGKILL)
-    paths = {child.communicate()[0].strip() for child in children}
-    assert [child.returncode for child in children[1:]] == [0, 0]
-    assert len(list(tmp_path.glob("modules/*/*"))) == 1
-    assert Path(max(paths)).is_file()
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])

@@ -69,15 +69,6 @@ def running(process: int) -> bool:
         return False
 
 
-def test_pool_yields_artifacts_and_refusals_by_index(tmp_path: Path) -> None:
-    other = Source("int other;\n", "c++", "cpu")
-    results = dict(build_many([GOOD, BAD, other], workers=2, cache=ArtifactCache(tmp_path)))
-    assert isinstance(results[1], CompileError)
-    assert results[0].path.is_file()
-    assert results[2].path.is_file()
-    assert results[0].id != results[2].id
-
-
 @pytest.mark.nvcc
 def test_cuda_modules_compile_for_every_target_and_report_resources(tmp_path: Path) -> None:
     text = "template <int N> __global__ void fill(float* x) { x[threadIdx.x] = N; }\nvoid go(float* x) { fill<3><<<1, 32>>>(x); }\n"
