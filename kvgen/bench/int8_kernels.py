@@ -9,15 +9,15 @@ The paper is Taneja and Shingvi, December 2025, on a Tesla T4 and two Xeon Gold 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import median
+from typing import Any
 
 import torch
 
 from kvgen._machine import cores
 from kvgen.api import get_matrix_kernel
-from kvgen.api.matrix import MatrixKernel
 from kvgen.arch import Target, device_type
 from kvgen.bench.run import Record, Series, take_turns
 from kvgen.errors import UnsupportedError
@@ -52,17 +52,12 @@ SHAPES = {
 
 @dataclass(frozen=True, eq=False)
 class Entrant:
-    """A compiled variant by name: the operation's own where it depends on the call."""
+    """A compiled variant by name: `variant` gives the one for a call over a shape."""
 
     name: str
     target: Target
-    of_call: Mapping[str, MatrixVariant | MatrixKernel]
+    variant: Callable[[str, MatrixShape], MatrixVariant]
     threads: int | None = None
-
-    def variant(self, call: str, shape: MatrixShape) -> MatrixVariant:
-        """The compiled schedule of a call over a shape."""
-        chosen = self.of_call[call]
-        return chosen.variant(shape.tokens, shape.channels) if isinstance(chosen, MatrixKernel) else chosen
 
 
 def spec_of(operation: str, target: Target) -> MatrixSpec:
@@ -73,29 +68,27 @@ def spec_of(operation: str, target: Target) -> MatrixSpec:
     return spec
 
 
-def entrants_for(target: Target) -> list[Entrant]:
-    """The paper's kernels on a GPU, kvgen's, and the CPU's. Raises ToolchainMissing, CompileError, and as `get_matrix_kernel` does."""
-    found = list(paper_entrants(target)) if target != "cpu" else []
+def entrants_for(target: Target) -> Iterator[Entrant]:
+    """The paper's kernels on a GPU, as schedules of the CUDA back end; kvgen's, as `get_matrix_kernel` returns them; and the CPU's, by one
+    thread and by all. Raises ToolchainMissing, CompileError, and as `get_matrix_kernel` does.
+    """
+    if target != "cpu":
+        spec, backend = spec_of("quantize", target), get_backend("cuda")
+        sources = {name: backend.lower(spec, Schedule("cuda", NO_LAYOUT, launch), target) for name, launch in PAPER_VARIANTS.items()}
+        built = build_all(sources.values(), ArtifactCache(), lambda _: None)
+        for name, source in sources.items():
+            variant = load_matrix(spec, built[source.id].path)
+            yield Entrant(name, target, lambda *_, variant=variant: variant)
     for one in dict.fromkeys((target, BESIDE)):
-        found += fetched_entrants(one)
-    return found
+        quantize, dequantize = (get_matrix_kernel(spec_of(name, one)) for name in ("quantize", "dequantize"))
 
+        def ours(call: str, shape: MatrixShape, quantize: Any = quantize, dequantize: Any = dequantize) -> MatrixVariant:
+            variant: MatrixVariant = (dequantize if call == "dequantize" else quantize).variant(shape.tokens, shape.channels)
+            return variant
 
-def paper_entrants(target: Target) -> Iterator[Entrant]:
-    """The paper's four kernels as schedules of the CUDA back end. Raises ToolchainMissing, CompileError."""
-    spec, backend = spec_of("quantize", target), get_backend("cuda")
-    sources = {name: backend.lower(spec, Schedule("cuda", NO_LAYOUT, launch), target) for name, launch in PAPER_VARIANTS.items()}
-    built = build_all(sources.values(), ArtifactCache(), lambda _: None)
-    for name, source in sources.items():
-        yield Entrant(name, target, dict.fromkeys(CALLS, load_matrix(spec, built[source.id].path)))
-
-
-def fetched_entrants(target: Target) -> Iterator[Entrant]:
-    """kvgen's kernels of both operations as `get_matrix_kernel` returns them; on a CPU by one thread and by all."""
-    kernels = {name: get_matrix_kernel(spec_of(name, target)) for name in ("quantize", "dequantize")}
-    for threads in dict.fromkeys((1, cores()) if target == "cpu" else (None,)):
-        name = OURS if threads is None else f"{OURS}, {threads} thread{'s' if threads > 1 else ''}"
-        yield Entrant(name, target, {call: kernels["dequantize" if call == "dequantize" else "quantize"] for call in CALLS}, threads)
+        for threads in dict.fromkeys((1, cores()) if one == "cpu" else (None,)):
+            name = OURS if threads is None else f"{OURS}, {threads} thread{'s' if threads > 1 else ''}"
+            yield Entrant(name, one, ours, threads)
 
 
 def run(

@@ -148,7 +148,7 @@ def _run_suite(target: Target, names: list[str], policy: TimingPolicy, rounds: i
     from kvgen.bench.run import facts, write_csv
     from kvgen.spec import MatrixShape
 
-    entrants = suite.entrants_for(target)
+    entrants = list(suite.entrants_for(target))
     shapes = [parse_shape(name) for name in names]
     shapes = shapes or [MatrixShape(tokens=tokens, channels=channels) for tokens, channels in suite.SHAPES.values()]
     about = {one: {name: facts(one, policy)[name] for name in ("device", "driver", "kvgen", "date")} for one in (target, suite.BESIDE)}

@@ -8,11 +8,9 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
 
 from kvgen._machine import cores
 from kvgen.children import Children, run
@@ -21,8 +19,6 @@ from kvgen.lower.backend import Source
 from kvgen.toolchain.cache import Artifact, ArtifactCache, KernelResources, Resources
 from kvgen.toolchain.compilers import Compiler, compiler_for, machine
 
-T = TypeVar("T")
-P = TypeVar("P", bound="CompilePool")
 COMPILE_TIMEOUT_S = 600.0
 LOG_CHARS = 20_000
 PASS_DIED = re.compile(r"([\w ]*signal terminated program \w+|'?\w+'? died due to signal \d+)")
@@ -102,37 +98,25 @@ def run_compiler(command: list[str], folder: Path, timeout_s: float = COMPILE_TI
     return log
 
 
-class CompilePool:
+class CompilePool(ThreadPoolExecutor):
     """Threads that each run one compiler at a time; `workers` defaults to the CPUs of this process.
 
     Leaving the context drops what has not started and waits for the rest, or ends it if an exception leaves the context.
     """
 
-    def __init__(self, cache: ArtifactCache, workers: int | None = None) -> None:
-        self.workers = workers or cores()
-        self._cache, self._children = cache, Children()
-        self._threads = ThreadPoolExecutor(self.workers, "compile", self._children.adopt)
-
-    def __enter__(self: P) -> P:
-        return self
+    def __init__(self, workers: int | None = None) -> None:
+        self.workers, self._children = workers or cores(), Children()
+        super().__init__(self.workers, "compile", self._children.adopt)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if kind is not None:
             self.stop()
-        self._threads.shutdown(wait=True, cancel_futures=True)
+        self.shutdown(wait=True, cancel_futures=True)
 
     def stop(self) -> None:
         """End the compilers that run, and drop what has not started."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self.shutdown(wait=False, cancel_futures=True)
         self._children.kill()
-
-    def run(self, task: Callable[[], T]) -> Future[T]:
-        """Queue a task for one of the threads."""
-        return self._threads.submit(task)
-
-    def build(self, source: Source) -> Artifact:
-        """Compile in this thread, unless the cache has the artifact. Raises as `kvgen.toolchain.build` does."""
-        return build(source, self._cache)
 
 
 def build_many(
@@ -145,8 +129,9 @@ def build_many(
     """
     for language in {source.language for source in sources}:
         compiler_for(language)
-    with CompilePool(cache or ArtifactCache(), workers) as pool:
-        futures = {pool.run(partial(pool.build, source)): index for index, source in enumerate(sources)}
+    cache = cache or ArtifactCache()
+    with CompilePool(workers) as pool:
+        futures = {pool.submit(build, source, cache): index for index, source in enumerate(sources)}
         for future in as_completed(futures):
             error = future.exception()
             yield futures[future], error if isinstance(error, (CompileError, CompilerCrash)) else future.result()

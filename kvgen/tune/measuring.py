@@ -26,6 +26,7 @@ from kvgen.measure.worker import Worker
 from kvgen.plaindata import Facts
 from kvgen.spec import AnySpec
 from kvgen.toolchain import Artifact, ArtifactCache
+from kvgen.toolchain import compile as compiling
 from kvgen.toolchain.compile import CompilePool
 from kvgen.verify import CheckPolicy
 
@@ -50,15 +51,15 @@ class CompileQueue(CompilePool):
     """Modules of schedules, each compiled once. `exclusive`: compilers rest while something is measured, which they would disturb."""
 
     def __init__(self, sources: Sources, cache: ArtifactCache, *, exclusive: bool) -> None:
-        super().__init__(cache)
-        self._sources, self._exclusive = sources, exclusive
+        super().__init__()
+        self._sources, self._cache, self._exclusive = sources, cache, exclusive
         self._jobs: dict[str, Future[Artifact]] = {}
         self._permits, self._resting = Semaphore(self.workers), Lock()
 
     def start(self, schedule: Schedule) -> Future[Artifact]:
         """Queue a schedule, unless it was queued before."""
         if schedule.id not in self._jobs:
-            self._jobs[schedule.id] = self.run(lambda: self._compile(schedule))
+            self._jobs[schedule.id] = self.submit(self._compile, schedule)
         return self._jobs[schedule.id]
 
     def artifact(self, schedule: Schedule) -> Artifact:
@@ -81,7 +82,7 @@ class CompileQueue(CompilePool):
 
     def _compile(self, schedule: Schedule) -> Artifact:
         with self._permits:
-            return self.build(self._sources.of(schedule))
+            return compiling.build(self._sources.of(schedule), self._cache)
 
 
 class Pipeline:

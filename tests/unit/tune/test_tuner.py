@@ -17,6 +17,7 @@ from kvgen.measure.measurement import Candidate, Measurement
 from kvgen.registry import Store
 from kvgen.spec import KernelSpec
 from kvgen.toolchain import Artifact, ArtifactCache
+from kvgen.toolchain import compile as compiling
 from kvgen.tune import candidates as tune_candidates
 from kvgen.tune.budget import Budget, Progress
 from kvgen.tune.compile_only import compile_space
@@ -272,20 +273,20 @@ def test_a_compiler_that_takes_too_long_holds_up_neither_search_nor_final(place:
 def test_compilers_rest_while_a_cpu_measures(place: Place, monkeypatch: pytest.MonkeyPatch):
     class Watching(FakeRunner):
         def measure(self, candidate: Candidate, artifact: Artifact, device: int) -> Measurement:
-            busy.append(compiling)
+            busy.append(running)
             sleep(0.002)
-            busy.append(compiling)
+            busy.append(running)
             return super().measure(candidate, artifact, device)
 
-    def build(queue: CompileQueue, source: Source) -> Artifact:
-        nonlocal compiling
-        compiling = True
+    def build(source: Source, cache: ArtifactCache) -> Artifact:
+        nonlocal running
+        running = True
         sleep(0.002)
-        compiling = False
-        return whole(queue, source)
+        running = False
+        return whole(source, cache)
 
-    whole, compiling, busy = CompileQueue.build, False, list[bool]()
-    monkeypatch.setattr(CompileQueue, "build", build)
+    whole, running, busy = compiling.build, False, list[bool]()
+    monkeypatch.setattr(compiling, "build", build)
     place.tune(Watching())
     assert not any(busy)
 
