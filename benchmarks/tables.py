@@ -239,7 +239,7 @@ def sizes() -> str:
 
 def accuracy() -> str:
     """Sizes and errors of every named format."""
-    from kvgen.accuracy.formats import ERRORS, SHIPPED
+    from kvgen.accuracy import ERRORS, SHIPPED
 
     found = pd.read_csv(SHIPPED).sort_values("structured_weights_l1")
     body = [[f"`{row.format}`", f"{row.bits:.3f}", *(f"{getattr(row, name):.4f}" for name in ERRORS)] for row in found.itertuples()]

@@ -12,7 +12,7 @@ from kvgen.cli.options import Json, require_writable, resolve_spec
 from kvgen.cli.output import describe, print_json, print_line, print_table
 
 if TYPE_CHECKING:
-    from kvgen.accuracy.formats import Model, Part
+    from kvgen.accuracy import Model, Part
     from kvgen.spec import KernelSpec
 
 DTYPES = ("float16", "bfloat16", "float32")
@@ -66,7 +66,7 @@ def accuracy(
     require_writable(csv)
     import pandas as pd
 
-    from kvgen.accuracy.formats import records, suite
+    from kvgen.accuracy import records, suite
     from kvgen.bench.run import write_csv
 
     found: list[dict[str, object]] = []
@@ -89,7 +89,7 @@ def accuracy(
 
 def _named(names: list[str]) -> dict[str, KernelSpec]:
     """Specs by their names. Raises BadParameter for an unknown name, and where two specs have the same."""
-    from kvgen.accuracy.formats import suite
+    from kvgen.accuracy import suite
     from kvgen.spec import presets
 
     found: dict[str, KernelSpec] = {}
@@ -114,7 +114,7 @@ def spec(
     as_json: Json = False,
 ) -> None:
     """Print the spec of a model's layers as YAML. Where layers differ, choose some by --layers, or write a file for each kind with -o."""
-    from kvgen.accuracy.formats import formats
+    from kvgen.accuracy import formats
     from kvgen.errors import host_errors
     from kvgen.files import write_whole
 
@@ -181,7 +181,7 @@ def recommend(
     model = _model(model_name, dtype)
     if budget is None and most is None:
         raise typer.BadParameter("give --budget-bytes-per-token or --max-error")
-    from kvgen.accuracy.formats import formats, options, read_table
+    from kvgen.accuracy import formats, options, read_table
     from kvgen.errors import KvgenError, RegistryMiss
 
     figures = read_table()
@@ -214,7 +214,7 @@ def recommend(
 
 def _model(text: str, dtype: str | None) -> Model:
     """The model of a name, a configuration or a shape. Raises BadParameter for what is none, UnsupportedError for what kvgen has not."""
-    from kvgen.accuracy.formats import Model
+    from kvgen.accuracy import Model
     from kvgen.errors import KvgenError, SpecError, UnsupportedError
 
     if dtype is not None and dtype not in DTYPES:

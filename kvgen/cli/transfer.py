@@ -41,7 +41,7 @@ def report(
     from kvgen.errors import host_errors, printable
     from kvgen.files import write_whole
     from kvgen.registry import stores
-    from kvgen.results.page import render
+    from kvgen.results import render
 
     every = [one for store in reversed(stores()) for one in store.all()]
     require_keys(keys or [], [one.key for one in every])

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pandas as pd
 import pytest
 
-from kvgen.accuracy.formats import ERRORS, SAME_AS, SHIPPED, Model, formats, options, read_table, records, suite
+from kvgen.accuracy import ERRORS, SAME_AS, SHIPPED, Model, formats, options, read_table, records, suite
 from kvgen.spec import presets
 
 

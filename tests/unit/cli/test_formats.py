@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from kvgen.accuracy import formats
+from kvgen import accuracy as formats
 from kvgen.spec import load_spec
 from tests.support.commands import ROOT
 

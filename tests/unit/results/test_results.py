@@ -8,8 +8,7 @@ import pytest
 
 from kvgen import results
 from kvgen.registry import Store
-from kvgen.results import factor, fraction, microseconds
-from kvgen.results.page import render
+from kvgen.results import factor, fraction, microseconds, render
 from kvgen.toolchain import ArtifactCache
 from kvgen.tune.budget import Budget
 from kvgen.tune.tuner import TuningResult, tune
