@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kvgen.api import FallbackWarning, build, get_kernel, get_matrix_kernel
-    from kvgen.api.kernel import Kernel
-    from kvgen.api.matrix import MatrixKernel
+    from kvgen.api.kernel import Kernel, MatrixKernel
     from kvgen.api.support import support_table
     from kvgen.errors import KvgenError, SpecError, UnsupportedError
     from kvgen.spec import KernelSpec, MatrixSpec, load_any_spec, load_spec
@@ -22,7 +21,7 @@ _HOMES = {
     "Kernel": "kvgen.api.kernel",
     "KernelSpec": "kvgen.spec",
     "KvgenError": "kvgen.errors",
-    "MatrixKernel": "kvgen.api.matrix",
+    "MatrixKernel": "kvgen.api.kernel",
     "MatrixSpec": "kvgen.spec",
     "SpecError": "kvgen.errors",
     "UnsupportedError": "kvgen.errors",

@@ -19,8 +19,7 @@ from kvgen.spec import AnySpec, KernelSpec, MatrixSpec, load_any_spec, load_spec
 from kvgen.spec.target import resolve
 
 if TYPE_CHECKING:
-    from kvgen.api.kernel import Kernel
-    from kvgen.api.matrix import MatrixKernel
+    from kvgen.api.kernel import Kernel, MatrixKernel
     from kvgen.tune.budget import Watch
     from kvgen.tune.tuner import TuningResult
 
@@ -135,6 +134,7 @@ def _get(spec: AnySpec) -> Any:
 
 def _fetch(spec: AnySpec) -> Kernel | MatrixKernel:
     """From a spec to its kernel: the target, the entry, its compiled modules, the kernel over them. Raises as `get_kernel` does."""
+    from kvgen.api.kernel import Kernel, MatrixKernel
     from kvgen.api.verify import Verification
     from kvgen.registry.select import modules, serving_entry
     from kvgen.runtime.device import require_device
@@ -145,10 +145,4 @@ def _fetch(spec: AnySpec) -> Kernel | MatrixKernel:
     with Verification(entry) as verification:
         built = modules(entry, verification.add, verification.start)
         verification.finish()
-    if isinstance(spec, MatrixSpec):
-        from kvgen.api.matrix import MatrixKernel
-
-        return MatrixKernel(spec, entry, selection, built)
-    from kvgen.api.kernel import Kernel
-
-    return Kernel.of(spec, entry, selection, built)
+    return MatrixKernel(spec, entry, selection, built) if isinstance(spec, MatrixSpec) else Kernel(spec, entry, selection, built)

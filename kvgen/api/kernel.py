@@ -1,4 +1,4 @@
-"""The kernel of attention as a program gets it: compiled launches of an entry, called on torch tensors."""
+"""The kernels of attention and of operations on a matrix as a program gets them: compiled launches of an entry, called on tensors."""
 
 from __future__ import annotations
 
@@ -7,16 +7,14 @@ from pathlib import Path
 
 import torch
 
-from kvgen.arch import Target
-from kvgen.format.layout import PackedLayout
 from kvgen.registry.entry import Entry, Launch
 from kvgen.registry.select import Selection, require_compiled
 from kvgen.runtime import checks
 from kvgen.runtime.calls import Calls, Variant
-from kvgen.runtime.module import load, set_threads
-from kvgen.spec import KernelSpec, Workload
-from kvgen.spec.dispatch import Dispatch
-from kvgen.spec.workloads import mean_length, parse
+from kvgen.runtime.matrix import MatrixVariant
+from kvgen.runtime.module import MatrixModule, load, load_as, set_threads
+from kvgen.spec import KernelSpec, MatrixSpec, Workload
+from kvgen.spec.workloads import coordinates_of, matrix_coordinates, mean_length, nearest, parse
 
 
 class Kernel(Calls):
@@ -26,23 +24,14 @@ class Kernel(Calls):
     least modelled time for what the host knows of it (`kvgen.spec.dispatch`); the choice never waits for the device.
     """
 
-    def __init__(
-        self, spec: KernelSpec, target: Target, selection: Selection, layout: PackedLayout, variants: Sequence[Variant], dispatch: Dispatch
-    ) -> None:
-        """`dispatch` gives indices of `variants`."""
-        self.target = target
-        self.selection = selection
-        self._variants = tuple(variants)
-        super().__init__(spec, layout, [variant.executable for variant in self._variants], dispatch)
-
-    @classmethod
-    def of(cls, spec: KernelSpec, entry: Entry, selection: Selection, modules: Sequence[Path]) -> Kernel:
+    def __init__(self, spec: KernelSpec, entry: Entry, selection: Selection, modules: Sequence[Path]) -> None:
         """The kernel of an entry whose compiled modules lie at these paths, in the order of its launches.
 
         Raises KvgenError where a module cannot be loaded.
         """
-        launches = [Variant(spec, entry.packed, load(path)) for path in modules]
-        return cls(spec, entry.arch, selection, entry.packed, launches, entry.look_up(spec))
+        self.target, self.selection = entry.arch, selection
+        self._variants = tuple(Variant(spec, entry.packed, load(path)) for path in modules)
+        super().__init__(spec, entry.packed, [variant.executable for variant in self._variants], entry.look_up(spec))
 
     @property
     def entry(self) -> Entry | None:
@@ -87,3 +76,44 @@ class Kernel(Calls):
         if (where.type == "cpu") != (self.target == "cpu"):
             raise ValueError(f"this kernel is for {self.target}, and its caches cannot be on {where}")
         return where
+
+
+class MatrixKernel(MatrixVariant):
+    """Quantizes matrices [tokens, channels] to int8 with a float32 scale per channel, and reads them back.
+
+    A call takes the launch that was tuned for the shape nearest to its own. Scales, codes and outputs are allocated where they are not
+    given. Calls run on the current stream of the tensors' device.
+    """
+
+    def __init__(self, spec: MatrixSpec, entry: Entry, selection: Selection, modules: Sequence[Path]) -> None:
+        """The kernel of an entry whose compiled launches lie at these paths, in order. Raises KvgenError where one cannot be loaded."""
+        loaded = [load_as(path, MatrixModule) for path in modules]
+        super().__init__(spec, loaded[0])
+        self.target, self.selection = entry.arch, selection
+        tuned = [(shape, loaded[entry.launches.index(launch)]) for shape, launch in entry.tuned]
+        self._modules = [module for _, module in tuned]
+        self._tuned = [coordinates_of(shape) for shape, _ in tuned]
+
+    @property
+    def entry(self) -> Entry | None:
+        """The registry's entry that this kernel comes from; None if it is a back end's default."""
+        return self.selection.entry
+
+    def __repr__(self) -> str:
+        return f"<MatrixKernel {self.spec.name} for {self.target}: {self.selection.how}>"
+
+    def variant(self, tokens: int, channels: int) -> MatrixVariant:
+        """The compiled launch that a call of this shape takes."""
+        return MatrixVariant(self.spec, self._at(tokens, channels))
+
+    def set_threads(self, count: int) -> None:
+        """Threads of the following calls, for CPU kernels. Raises ValueError out of range and for GPU kernels, TypeError for no integer."""
+        set_threads(self.target, self._modules, count)
+
+    def _serving(self, x: torch.Tensor) -> MatrixModule:
+        return self._at(*x.shape)
+
+    def _at(self, tokens: int, channels: int) -> MatrixModule:
+        if tokens < 1 or channels < 1:
+            return self._modules[0]
+        return self._modules[nearest(self._tuned, matrix_coordinates(tokens, channels))]

@@ -95,7 +95,7 @@ def _export_kernel(folder: Path, names: list[str], arch: list[str] | None, name:
     spec = resolve_spec(names[0])
     for unknown in set(arch or ()) - set(get_args(archs.Arch)):
         raise typer.BadParameter(f"{unknown!r} is none of {', '.join(get_args(archs.Arch))}", param_hint="--arch")
-    from kvgen.integrations.hf_kernels.export import export_kernel
+    from kvgen.integrations.hf_kernels import export_kernel
     from kvgen.spec.target import resolve
 
     targets = [resolve(resolve_spec(names[0], one).arch) for one in arch or [spec.arch]]

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from copy import copy
 
 import pytest
 import torch
 
 import kvgen
-from kvgen.api.kernel import Kernel
-from kvgen.registry.entry import call_of
-from kvgen.registry.select import Selection
 from kvgen.registry.store import Store
 from kvgen.spec import Workload
-from kvgen.spec.dispatch import ALIKE, Dispatch, Tiling
-from kvgen.spec.workloads import parse
-from tests.support.naive import naive_layout
+from kvgen.spec.dispatch import Tiling
 from tests.unit.api.conftest import WithNaive, naive_entry, wanting
 
 BATCH, TOKENS = 2, 70
@@ -56,6 +50,11 @@ def test_launches_share_a_cache_and_are_chosen_by_length(places, spec):
     assert short is not long
     assert kernel.variant(Workload(batch=2, kv_len=200)) is short
     assert kernel.variant(Workload(batch=2, kv_len=500)) is long
+    assert kernel.launch("2x4096") is kernel.launch(Workload(batch=2, kv_len=4096)) is not kernel.launch("2x32")
+    with pytest.raises(ValueError, match="'big' is not a workload; write batch x tokens"):
+        kernel.launch("big")
+    with pytest.raises(ValueError, match="at least 1"):
+        kernel.set_threads(0)
 
     called = []
     for name, variant in (("short", short), ("long", long)):
@@ -94,43 +93,3 @@ def test_what_the_host_knows_decides_about_the_launch(places, spec, monkeypatch)
     assert kernel.plan(cache, uniform=True).launch is static
     with pytest.raises(ValueError, match="tokens"):
         kernel.plan(cache, tokens=-1)
-
-
-class Named:
-    """In place of a compiled variant."""
-
-    def __init__(self, work: Workload) -> None:
-        self.name = self.executable = work.key
-
-
-def chooser(spec, *shapes):
-    """A kernel whose launches are the names of their workloads: it can choose, not run."""
-    works = [Workload(batch=batch, kv_len=kv_len, q_len=q_len) for batch, kv_len, q_len in shapes]
-    dispatch = Dispatch([ALIKE] * len(works), [(call_of(work), index) for index, work in enumerate(works)])
-    return Kernel(spec, "cpu", Selection(None, "default", ()), naive_layout(spec), list(map(Named, works)), dispatch)
-
-
-def test_a_launch_is_asked_for_by_a_workload_or_its_name(spec):
-    kernel = chooser(spec, (1, 4096, 1), (8, 32768, 1))
-    assert kernel.variant("8x32768").name == kernel.variant(parse("8x32768")).name == "8x32768"
-    with pytest.raises(ValueError, match="'big' is not a workload; write batch x tokens"):
-        kernel.launch("big")
-    for wrong in (4096, (1, 4096), None, {"batch": 1, "kv_len": 4096}):
-        with pytest.raises(TypeError, match="workload must be a Workload or its name, like '8x32768', not "):
-            kernel.launch(wrong)
-
-
-def test_threads(filled):
-    kernel, _, _, _ = filled
-    kernel.set_threads(1)
-    most = os.cpu_count() or 1
-    kernel.set_threads(most)
-    for count, kind, reason in (
-        (0, ValueError, "at least 1"),
-        (most + 1, ValueError, f"at most {most}"),
-        (10**6, ValueError, f"at most {most}"),
-        (1.0, TypeError, "whole number"),
-        (True, TypeError, "whole number"),
-    ):
-        with pytest.raises(kind, match=reason):
-            kernel.set_threads(count)

@@ -110,15 +110,3 @@ def test_a_damaged_entry_fails_is_no_regression_and_cannot_be_accepted(check: Ru
     assert check()[1].splitlines()[-1] == last
     code, out = check("--accept")
     assert (code, out.splitlines()[-1]) == (1, f"{last}; of these accepted: 0")
-
-
-@pytest.mark.parametrize("words", [[], ["--json"]], ids=["table", "json"])
-def test_an_interrupted_check_tells_what_it_has_checked(check: Run, monkeypatch: pytest.MonkeyPatch, words: list[str]):
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(regression, "file_problem", interrupted)
-    code, told = check(*words)
-    assert code == 130
-    assert ("so far: 1 entry, 1 good" in told) == (not words)
-    assert told.endswith("kvgen: interrupted\n")

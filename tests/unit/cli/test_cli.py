@@ -14,7 +14,6 @@ import typer
 
 from benchmarks.gpu_words import spec_of, workload_of
 from kvgen import __version__
-from kvgen.cli import main
 from kvgen.cli.options import parse_seconds, parse_shape, parse_workload
 from kvgen.registry.store import Store
 from tests.support.commands import TINY
@@ -97,14 +96,6 @@ def test_bad_arguments_are_exit_2(kvgen: Any, words: tuple[str, ...]):
     answer = kvgen(*words)
     assert answer.code == 2, answer.err
     assert "Traceback" not in answer.err
-
-
-def test_debug_shows_the_traceback(kvgen: Any):
-    from kvgen.errors import RegistryMiss
-
-    assert kvgen("show", "0000").code == 3
-    with pytest.raises(RegistryMiss):
-        main(["show", "0000", "--debug"])
 
 
 def test_a_file_that_cannot_be_written_is_named_before_anything_is_measured(kvgen: Any, monkeypatch: pytest.MonkeyPatch):

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -45,18 +43,6 @@ def test_a_full_disk_is_told_in_a_sentence(words: list[str], machine: Machine):
     assert done.returncode == 3
     assert done.stderr.startswith("kvgen: ")
     assert done.stderr.count("\n") == 1
-
-
-@pytest.mark.parametrize("words", [[], ["--json"]])
-def test_an_interrupt_is_told(kvgen: Any, words: list[str], monkeypatch: pytest.MonkeyPatch):
-    def interrupted(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("kvgen.cli.machine.examine", interrupted)
-    answer = kvgen("doctor", *words)
-    assert (answer.code, answer.err) == (130, "kvgen: interrupted\n")
-    if words:
-        assert json.loads(answer.out)["error"] == {"kind": "KeyboardInterrupt", "message": "interrupted", "exit": 130}
 
 
 def test_a_bench_that_is_terminated_leaves_no_process(machine: Machine):

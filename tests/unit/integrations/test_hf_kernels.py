@@ -18,8 +18,8 @@ import torch
 
 from kvgen.arch import Target
 from kvgen.errors import CheckError, KvgenError
-from kvgen.integrations.hf_kernels import export
-from kvgen.integrations.hf_kernels.export import AVX2, AVX512, Exported, export_kernel
+from kvgen.integrations import hf_kernels as export
+from kvgen.integrations.hf_kernels import AVX2, AVX512, Exported, export_kernel
 from kvgen.lower.backend import Source
 from kvgen.runtime.calls import Calls
 from kvgen.toolchain import Artifact, Resources

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from kvgen.integrations.hf_kernels import export
-from kvgen.integrations.hf_kernels.export import export_kernel
+from kvgen.integrations import hf_kernels as export
+from kvgen.integrations.hf_kernels import export_kernel
 from kvgen.spec import load_spec
 from kvgen.toolchain.compilers import cpu_features
 from tests.packaging.fresh import expose, needed

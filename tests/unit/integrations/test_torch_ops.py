@@ -14,10 +14,9 @@ from kvgen.integrations import torch_ops
 from kvgen.lower import backend
 from kvgen.registry.store import Store
 from kvgen.spec import KernelSpec
-from kvgen.spec.dispatch import Tiling
 from tests.support.cpu import spec_of, variant
 from tests.support.naive import naive_spec
-from tests.unit.api.conftest import WithNaive, naive_entry, wanting
+from tests.unit.api.conftest import WithNaive, naive_entry
 
 BATCH, TOKENS, CAPACITY = 2, 40, 96
 
@@ -127,24 +126,6 @@ def test_wrong_tensors_are_refused_as_kernels_refuse_them():
     with pytest.raises(ValueError, match="q must be"):
         step(q.bfloat16(), k, v)
     assert not cache.lengths.any()
-
-
-@pytest.mark.parametrize("uniform", [True, False])
-def test_an_operator_takes_the_launch_of_a_captured_step(spec, places, uniform, monkeypatch):
-    """One launch for equal lengths and another for unequal ones: a cache at its capacity may hold either."""
-    wide = wanting(spec, (BATCH, 32), (BATCH, 4096))
-    Store(places).put(naive_entry(wide, variants=2))
-    tilings = [Tiling(1, 8, 1, 64, 1024, 0.6, most_waves=1, most_splits=1), Tiling(1, 1, 1, 64, 1024, 0.1)]
-    monkeypatch.setattr(WithNaive, "tiling", lambda *given: tilings[given[2].launch["naive"]], raising=False)
-    kernel = kvgen.get_kernel(wide)
-    cache = kernel.new_cache(BATCH, 512)
-    kernel.prefill(cache, _random(spec, TOKENS, 2, 1), _random(spec, TOKENS, 2, 2))
-    cache.sequences.uniform = uniform
-    taken = kernel.plan(cache, bound=cache.max_len).launch
-    assert taken is kernel._launches[int(uniform)]
-    bound = torch_ops.Attention(kernel, cache)
-    assert bound.module == str(taken.module.path)
-    assert bound.workspace is taken.workspace(cache)
 
 
 def test_learned_sinks_belong_to_the_module() -> None:

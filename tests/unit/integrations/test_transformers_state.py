@@ -15,9 +15,8 @@ from tests.support.models import generated, model_of, padded, plain, random_ids,
 
 pytest.importorskip("transformers")
 
-from transformers import AutoConfig
 
-from kvgen.integrations.transformers import CACHE_ARGUMENT, layer_specs, passes
+from kvgen.integrations.transformers import CACHE_ARGUMENT
 
 CacheOf = Callable[..., Any]
 EXACT = plain(16, rollback=8)
@@ -162,25 +161,6 @@ def test_a_padded_chunk_without_room_for_one_sequence_writes_nothing(model: Any,
     torch.testing.assert_close(found, want[:, 8:], rtol=0, atol=2e-4)
 
 
-@torch.no_grad()
-def test_attention_that_broke_off_in_the_first_layer_needs_a_reset(model: Any, cache_of: CacheOf, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No layer has ended by then, and the first may have written."""
-    cache, ids = cache_of(model, EXACT, 2), random_ids(2, 12)
-    want = generated(model, cache, ids)
-    cache.reset()
-    model(ids[:, :8], past_key_values=cache)
-    with monkeypatch.context() as patch:
-        patch.setattr(passes.Chunk, "attend", lambda *_: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            model(ids[:, 8:], past_key_values=cache)
-    for other in (cache, copy.deepcopy(cache)):
-        for _ in range(2):
-            with pytest.raises(KvgenError, match=r"ended after 0 of 3 layers: call cache.reset\(\) if it broke off"):
-                model(ids[:, 8:], past_key_values=other)
-        other.reset()
-        assert torch.equal(generated(model, other, ids), want)
-
-
 # --- refusals ---------------------------------------------------------------------------------------------------------------
 
 
@@ -287,16 +267,3 @@ def test_v_that_changes_after_the_cache_took_it_is_refused(cache_of: CacheOf, mo
     monkeypatch.setattr(type(cache), "update", lambda *given, **more: (lambda k, v: (k, v * 2))(*update(*given, **more)))
     with pytest.raises(UnsupportedError, match="the model changes V"):
         model(random_ids(1, 8), past_key_values=cache)
-
-
-@pytest.mark.parametrize(
-    ("kind", "match"),
-    [
-        ("t5", "encoder-decoder"),
-        ("gemma3n_text", "share K and V"),
-        ("deepseek_v3", r"latent attention \(MLA\)"),
-    ],
-)
-def test_models_whose_cache_is_not_kvgens_are_refused(kind: str, match: str) -> None:
-    with pytest.raises(UnsupportedError, match=match):
-        layer_specs(AutoConfig.for_model(kind), EXACT)

@@ -129,19 +129,3 @@ def test_sequences_that_grow_by_turns_fill_the_cache(variant: Variant) -> None:
     first.reorder([1, 1, 1])
     first.advance(50)
     assert first.lengths.tolist() == [256, 256, 256]
-
-
-def test_wrong_places_are_refused(variant: Variant, paged: Variant) -> None:
-    cache = filled(variant, [100, 7, 40])[0]
-    with pytest.raises(ValueError, match="share their sequences"):
-        row_of([cache, variant.new_cache(BATCH, 256)], 0)
-    with pytest.raises(TypeError, match=r"a sequence of at least one KVCache, such as \[cache\], not KVCache"):
-        row_of(cache, 1)  # type: ignore[arg-type]
-    for index in ([0, 1], [0, 1, 3], torch.tensor([0, -1, 2])):
-        with pytest.raises(ValueError, match="index"):
-            cache.reorder(index)
-    with pytest.raises(TypeError, match="whole numbers"):
-        cache.reorder(torch.zeros(3))
-    assert cache.lengths.tolist() == [100, 7, 40]
-    with pytest.raises(ValueError, match="a paged cache cannot be reordered"):
-        filled(paged, [1, 2, 3])[0].reorder([0, 1, 2])

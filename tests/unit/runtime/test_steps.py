@@ -258,23 +258,3 @@ def test_a_cache_without_rollback_refuses_crops_and_layers_with_one(variant: Var
         cache.crop(1)
     with pytest.raises(CacheMismatch, match=r"one cache.rollback, not 0 and 6"):
         croppable.new_cache(like=cache)
-
-
-@pytest.mark.parametrize(
-    ("rows", "error"),
-    [
-        (torch.tensor([False, False, True]), TypeError),
-        (torch.tensor([0.9]), TypeError),
-        (torch.tensor([-1]), ValueError),
-        ([BATCH], ValueError),
-        (1, ValueError),
-        ("01", TypeError),
-    ],
-)
-def test_a_reset_takes_numbers_of_sequences_alone(variant: Variant, rows: object, error: type[Exception]) -> None:
-    (cache, *_) = prefilled(variant, [9, 8, 7])
-    with pytest.raises(error, match="rows"):
-        cache.reset(rows)  # type: ignore[arg-type]
-    assert cache.lengths.tolist() == [9, 8, 7]
-    cache.reset(torch.tensor([2, 0], dtype=torch.int32))
-    assert cache.lengths.tolist() == [0, 8, 0]

@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils.flop_counter import FlopCounterMode
 
 from kvgen.integrations import torch_ops
 from kvgen.runtime.calls import Variant
@@ -30,10 +29,6 @@ class Dispatching(torch.Tensor):
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         return func(*args, **(kwargs or {}))
-
-
-class Renamed(torch.Tensor):
-    """Memory as of any tensor."""
 
 
 def emptied(x: torch.Tensor) -> torch.Tensor:
@@ -167,20 +162,6 @@ def test_a_call_that_torch_records_is_refused(built: Variant, cache: KVCache, ca
                 way()
 
     assert outcome(every) == "taken"
-
-
-def test_parameters_and_subclasses_with_memory_are_taken(built: Variant, cache: KVCache) -> None:
-    q = half(4)
-    expected = built.attend(q, cache)
-    assert torch.equal(built.attend(torch.nn.Parameter(q, requires_grad=False), cache), expected)
-    assert torch.equal(built.attend(q.as_subclass(Renamed), cache), expected)
-    with torch.device("cpu"), FlopCounterMode(display=False):
-        assert torch.equal(built.attend(q, cache), expected)
-
-
-def test_a_batched_query_is_refused(built: Variant, cache: KVCache) -> None:
-    said = outcome(lambda: torch.vmap(lambda q: built.attend(q, cache))(torch.stack([half(4), half(4)])))
-    assert said.startswith("ValueError: q has no memory")
 
 
 @pytest.mark.parametrize("kind", ["negated", "zero", "emptied", "sparse"])

@@ -21,10 +21,6 @@ def attack() -> Attack:
     return Attack()
 
 
-def test_attend_from_several_threads_is_attend(attack: Attack) -> None:
-    assert attack.attends(4, 25) == [True] * 100
-
-
 def test_mixed_calls_from_several_threads_are_those_of_one(attack: Attack) -> None:
     assert attack.mixed(4, 12) == [True] * 49
 

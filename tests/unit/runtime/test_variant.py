@@ -1,14 +1,11 @@
 from __future__ import annotations
 
-import copy
 import math
-import pickle
-from pathlib import Path
 
 import pytest
 import torch
 
-from kvgen.errors import CacheMismatch, KvgenError, ToolchainMissing
+from kvgen.errors import CacheMismatch
 from kvgen.format.layout import packed_layout
 from kvgen.runtime.calls import Variant
 from kvgen.runtime.kvcache import KVCache
@@ -101,20 +98,6 @@ def test_block_tables_are_checked(module: Module, variant: Variant) -> None:
         variant.new_cache(0, 192)
 
 
-def test_a_library_without_the_functions_is_no_module(tmp_path: Path) -> None:
-    from kvgen.lower.backend import Source
-    from kvgen.toolchain import ArtifactCache, build
-
-    artifact = build(Source("int nothing;\n", "c++", "cpu"), ArtifactCache(tmp_path))
-    with pytest.raises(
-        KvgenError,
-        match="is no kvgen module: it lacks advance, attend, crop, decode, pack, plan, plan_size, split_tokens, unpack, workspace_bytes",
-    ):
-        load(artifact.path)
-    with pytest.raises(KvgenError, match=r"cannot load .*nowhere\.so"):
-        load(tmp_path / "nowhere.so")
-
-
 @pytest.mark.parametrize(
     ("lengths", "kind", "reason"),
     [
@@ -173,25 +156,6 @@ def test_what_is_no_tensor_or_no_cache_is_refused_by_kind(variant: Variant, call
     with pytest.raises(kind, match=reason):
         call(variant, cache, tokens(1, heads=4))
     assert cache.bound == 40
-
-
-def test_a_device_that_is_not_here_is_missing(variant: Variant, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ToolchainMissing, match="device cuda:0 is asked for, and torch .* finds 0 CUDA devices here"):
-        variant.new_cache(2, 64, device="cuda:0")
-
-
-def test_copies_of_a_cache(variant: Variant) -> None:
-    """A deep or pickled copy is another cache; a shallow one is the same tensors, and takes turns with them."""
-    cache, q = filled(variant, 40), tokens(1, heads=4)
-    expected = variant.attend(q, cache)
-    deep, read, shallow = copy.deepcopy(cache), pickle.loads(pickle.dumps(cache)), copy.copy(cache)
-    assert shallow.sequences.call_order is cache.sequences.call_order
-    for other in (deep, read):
-        assert other.sequences.call_order is not cache.sequences.call_order
-        assert torch.equal(variant.attend(q, other), expected)
-    variant.decode(q, tokens(1), tokens(1), deep)
-    assert cache.lengths.tolist() == [40, 40]
 
 
 def test_learned_sinks_are_given_exactly_where_the_spec_has_them(variant: Variant) -> None:

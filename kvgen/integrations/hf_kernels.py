@@ -1,4 +1,4 @@
-"""Writes the folder: one build variant for the CPU, one for all GPU architectures, the README and the license."""
+"""A folder for Hugging Face `kernels`: one build variant for the CPU, one for all GPU architectures, the README and the license."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from kvgen.toolchain.compilers import cpu_features, tvm_ffi_version
 
 NAME = re.compile(r"[a-z][-a-z0-9]*[a-z0-9]")
 """Names that `kernels` accepts."""
-HOME = "kvgen.integrations.hf_kernels.exported"
+HOME = "kvgen.integrations.hf_exported"
 """The module that users see; it becomes the package, and the modules that it imports `_kvgen` in it."""
 AVX2 = ("avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe")
 AVX512 = ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
@@ -235,13 +235,13 @@ def _write_variant(spec: KernelSpec, kind: str, builds: Sequence[Build], place: 
 
 def standalone() -> dict[str, str]:
     """Text by path: the user's module, every module of kvgen that it imports, with relative imports, and empty packages around these."""
-    package = Path(__file__).resolve().parents[2]
+    package = Path(__file__).resolve().parents[1]
     header = f"# Part of kvgen {__version__}, copied by `kvgen export` with relative imports.\n# SPDX-License-Identifier: Apache-2.0\n"
     files: dict[str, str] = {}
     modules = [HOME]
     for module in modules:  # grows by what these import
-        path, home = package.joinpath(*module.split(".")[1:]), module == HOME
-        text = (path / "__init__.py" if home else path.with_suffix(".py")).read_text(encoding="utf-8")
+        home = module == HOME
+        text = package.joinpath(*module.split(".")[1:]).with_suffix(".py").read_text(encoding="utf-8")
         running = re.sub(r"^if TYPE_CHECKING:\n(?:    .*\n)+", "", text, flags=re.MULTILINE)
         for base, names in re.findall(r"^\s*from (kvgen[\w.]*) import ([\w, ]+)", running, re.MULTILINE):
             inner = [f"{base}.{name.split(' as ')[0].strip()}" for name in names.split(",")]
