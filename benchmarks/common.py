@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pandas as pd
 
-from kvgen._nvml import gpu_identity
+from kvgen._machine import gpu_identity
 from kvgen.bench.run import facts, write_csv
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 from kvgen.arch import Target
 from kvgen.bench.run import Case, Entrant, Provider
 from kvgen.errors import ToolchainMissing, UnsupportedError
+from kvgen.format.dtypes import DTYPES
 from kvgen.spec import KernelSpec
 from kvgen.verify.filled import free_bytes
-from kvgen.verify.quantize import DTYPES
 
 SHORT = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 KERNELS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION, "efficient": SDPBackend.EFFICIENT_ATTENTION}

@@ -18,15 +18,15 @@ from kvgen.api.kernel import Kernel
 from kvgen.arch import Target
 from kvgen.errors import ToolchainMissing, UnsupportedError, host_errors
 from kvgen.files import write_whole
+from kvgen.format.dtypes import DTYPES
 from kvgen.measure import read_roofline
 from kvgen.measure.inputs import NoRoom, WorkloadInputs
 from kvgen.measure.measurement import LEAST_ROUNDS, LOAD_SECONDS, TimingPolicy
 from kvgen.measure.timer import Power, cold_bytes, metered, timer_for
 from kvgen.registry.entry import here
 from kvgen.spec import KernelSpec, Workload
-from kvgen.verify.attention import attend
 from kvgen.verify.data import learned_sinks
-from kvgen.verify.quantize import DTYPES
+from kvgen.verify.reference import attend
 from kvgen.verify.tolerance import relative_l2
 
 if TYPE_CHECKING:

@@ -52,7 +52,7 @@ def build(
 
     require("kvgen build", "optuna")  # which the imports below need
 
-    from kvgen._nvml import visible_gpus
+    from kvgen._machine import visible_gpus
     from kvgen.spec.target import resolve
     from kvgen.tune.budget import Budget
     from kvgen.tune.compile_only import compile_space

@@ -127,7 +127,7 @@ def doctor(as_json: Json = False) -> None:
 def examine() -> dict[str, Any]:
     """The results of `doctor`: checks, folders, and the targets that can be built on this machine."""
     from kvgen import __version__
-    from kvgen._nvml import gpu_capability
+    from kvgen._machine import gpu_capability
     from kvgen.arch import GPUS
     from kvgen.errors import KvgenError
     from kvgen.extras import EXTRAS
@@ -161,7 +161,7 @@ def examine() -> dict[str, Any]:
 
 
 def _gpu() -> str:
-    from kvgen._nvml import gpu_capability
+    from kvgen._machine import gpu_capability
     from kvgen.arch import target_of
     from kvgen.errors import ToolchainMissing
     from kvgen.registry.entry import here

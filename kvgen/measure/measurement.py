@@ -11,8 +11,7 @@ from statistics import median
 from typing import Any, Literal
 
 from kvgen import __version__
-from kvgen._machine import cores, llc_bytes
-from kvgen._nvml import ask, gpu_identity, nvml_device
+from kvgen._machine import ask, cores, gpu_identity, llc_bytes, nvml_device
 from kvgen.arch import Target, device_type
 from kvgen.digest import digest
 from kvgen.errors import MeasureError

@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 
-from kvgen._machine import llc_bytes
-from kvgen._nvml import ask, nvml_device
+from kvgen._machine import ask, llc_bytes, nvml_device
 from kvgen.errors import MeasureError
 from kvgen.measure.measurement import TimingPolicy
 

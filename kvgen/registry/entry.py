@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any
 
-from kvgen._machine import cores
-from kvgen._nvml import gpu_identity
+from kvgen._machine import cores, gpu_identity
 from kvgen.arch import Target
 from kvgen.digest import digest
 from kvgen.errors import KvgenError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kvgen._nvml import gpu_capability
+from kvgen._machine import gpu_capability
 from kvgen.arch import Target, cannot_run
 from kvgen.errors import ToolchainMissing
 

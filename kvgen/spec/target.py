@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvgen._nvml import gpu_capability
+from kvgen._machine import gpu_capability
 from kvgen.arch import Arch, Target, target_of
 
 

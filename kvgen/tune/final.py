@@ -24,7 +24,7 @@ from kvgen.spec.workloads import Timing
 from kvgen.toolchain import Artifact
 from kvgen.tune.candidates import Contender
 from kvgen.tune.search import geomean
-from kvgen.verify.quality import format_quality
+from kvgen.verify.reference import format_quality
 
 MOST_LAUNCHES = 4
 """Of an entry, unless more workloads have winners of their own."""

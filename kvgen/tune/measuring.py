@@ -15,8 +15,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from kvgen._machine import available_bytes, cores
-from kvgen._nvml import gpu_uuid, named_gpus, visible_gpus
+from kvgen._machine import available_bytes, cores, gpu_uuid, named_gpus, visible_gpus
 from kvgen.arch import Target
 from kvgen.errors import MeasureError, host_errors
 from kvgen.lower.backend import Sources

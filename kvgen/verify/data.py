@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from kvgen.format.dtypes import torch_dtype
 from kvgen.spec import KernelSpec
-from kvgen.verify.quantize import torch_dtype
 
 
 @dataclass(frozen=True)

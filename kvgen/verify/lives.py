@@ -22,9 +22,9 @@ from kvgen.format.residual import first_held
 from kvgen.runtime.kvcache import KVCache
 from kvgen.spec import KernelSpec
 from kvgen.verify import CheckPolicy
-from kvgen.verify.cache import WholeSequences
 from kvgen.verify.calls import Call, CallCheck, Output, Pair, form, query_lengths
 from kvgen.verify.data import Inputs, normal, structured
+from kvgen.verify.reference import WholeSequences
 
 BATCH = 11
 """Least sequences of the ragged scenario."""

@@ -11,7 +11,7 @@ import torch
 from kvgen.errors import CheckError
 from kvgen.runtime.matrix import MatrixVariant
 from kvgen.verify import Check, CheckPolicy
-from kvgen.verify.quantize import divide
+from kvgen.verify.packing import divide
 
 LEVELS = 127
 CHUNK = 1 << 24

@@ -16,12 +16,12 @@ from kvgen.errors import CheckError
 from kvgen.format.residual import first_held
 from kvgen.runtime.kvcache import KVCache
 from kvgen.spec import KernelSpec
-from kvgen.verify.cache import WholeSequences
 from kvgen.verify.calls import NAN_BYTE, CallCheck, Pair, query_lengths
 from kvgen.verify.data import normal
 from kvgen.verify.filled import SparseCache, most_reserved, reserved, reserved_blocks
 from kvgen.verify.lives import packed_blocks
 from kvgen.verify.packing import pack_blocks, unpack_blocks
+from kvgen.verify.reference import WholeSequences
 from kvgen.verify.tolerance import WHOLE
 
 PREFILL_BLOCKS, PREFILL_TOKENS = 136, 20480

@@ -17,9 +17,9 @@ import torch
 from kvgen.errors import CacheMismatch, CheckError
 from kvgen.lower.modifier import extend_refusal
 from kvgen.runtime.kvcache import KVCache
-from kvgen.verify.cache import WholeSequences
 from kvgen.verify.calls import CallCheck, Output, Pair, form, poison, query_lengths
 from kvgen.verify.data import normal
+from kvgen.verify.reference import WholeSequences
 
 T = TypeVar("T")
 Layer = tuple[WholeSequences, list[torch.Tensor]]

@@ -11,10 +11,10 @@ from kvgen.format.residual import ResidualRows
 from kvgen.runtime.calls import Variant
 from kvgen.runtime.kvcache import KVCache
 from kvgen.spec import KernelSpec
-from kvgen.verify.attention import attend as reference_attend
 from kvgen.verify.calls import poison
 from kvgen.verify.data import learned_sinks
 from kvgen.verify.packing import unpack_blocks
+from kvgen.verify.reference import attend as reference_attend
 from kvgen.verify.tolerance import relative_l2, tolerance
 
 CHUNK = 16384

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from kvgen.format.residual import first_held, window_places
-from kvgen.verify.attention import attend as reference_attend
 from kvgen.verify.packing import unpack_blocks
+from kvgen.verify.reference import attend as reference_attend
 from tests.gpu.oracle import agree, check_decode, contents, filled, normal, poisoned, with_new
 from tests.support.kernel_cases import KernelCase, variant
 

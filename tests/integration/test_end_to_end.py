@@ -13,7 +13,7 @@ FETCH = """
 import json, sys, warnings
 warnings.simplefilter("error")
 import torch, kvgen
-from kvgen.verify.attention import attend
+from kvgen.verify.reference import attend
 kernel = kvgen.get_kernel({spec!r})
 cache = kernel.new_cache(batch=2, max_len=300)
 torch.manual_seed(0)

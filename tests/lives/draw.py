@@ -12,13 +12,13 @@ import torch
 
 from kvgen.arch import Target
 from kvgen.errors import SpecError
+from kvgen.format.dtypes import torch_dtype
 from kvgen.lower.backend import Backend, get_backend
 from kvgen.lower.cuda.backend import BOOST_STEP, MOST_GROUP
 from kvgen.lower.gpu import MAX_Q_ROWS
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.lower.tilelang.backend import CHANNEL_GROUPS as TILELANG_GROUPS
 from kvgen.spec import AnySpec, KernelSpec, load_spec
-from kvgen.verify.quantize import torch_dtype
 
 CPU, CUDA, TILELANG = map(get_backend, ("cpu", "cuda", "tilelang"))
 TOKEN_GROUPS = (16, 32, 48, 64, 80, 96, 128, 160, 192, 256, 320, 512)

@@ -9,10 +9,10 @@ from random import Random
 
 import torch
 
+from kvgen.format.dtypes import torch_dtype
 from kvgen.format.layout import PackedLayout
 from kvgen.format.residual import first_held, window_places
 from kvgen.spec import KernelSpec
-from kvgen.verify.quantize import torch_dtype
 from kvgen.verify.tolerance import Comparison
 from tests.lives.draw import CUDA, KINDS, dense, drawn_gpu_spec, drawn_query, drawn_schedule, drawn_sinks, drawn_tensor
 from tests.lives.life import require

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from kvgen.format.dtypes import torch_dtype
 from kvgen.format.layout import PackedLayout
 from kvgen.format.residual import residual_rows
 from kvgen.spec import KernelSpec
-from kvgen.verify.cache import Pair, WholeSequences
-from kvgen.verify.quantize import torch_dtype
+from kvgen.verify.reference import Pair, WholeSequences
 
 
 class ReferenceCache:

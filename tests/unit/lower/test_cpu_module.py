@@ -7,14 +7,14 @@ import os
 import pytest
 import torch
 
+from kvgen.format.dtypes import torch_dtype
 from kvgen.runtime.calls import Variant
 from kvgen.runtime.kvcache import KVCache
 from kvgen.spec import KernelSpec
 from kvgen.verify import CheckPolicy
-from kvgen.verify.attention import attend
 from kvgen.verify.check import check
 from kvgen.verify.packing import pack_blocks, to_blocks
-from kvgen.verify.quantize import torch_dtype
+from kvgen.verify.reference import attend
 from kvgen.verify.tolerance import relative_l2, tolerance
 from tests.support.cpu import spec_of, variant
 from tests.support.packed import meaningful_bytes

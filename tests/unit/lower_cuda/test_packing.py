@@ -10,12 +10,12 @@ import torch
 
 from benchmarks.gpu_words import spec_of as spec_of_words
 from benchmarks.gpu_words import workload_of
+from kvgen.format.dtypes import torch_dtype
 from kvgen.format.layout import PackedLayout, packed_layout
 from kvgen.format.residual import ResidualRows
 from kvgen.spec import KernelSpec
 from kvgen.verify.data import normal
 from kvgen.verify.packing import pack_blocks, to_blocks, unpack_blocks
-from kvgen.verify.quantize import torch_dtype
 from tests.support.packed import hard_values, meaningful_bytes, sequence_blocks
 from tests.support.reference import ReferenceCache
 from tests.unit.lower_cuda.emulate import Cache, Emulated

@@ -10,7 +10,7 @@ from kvgen.runtime import extend
 from kvgen.runtime.calls import Variant
 from kvgen.runtime.kvcache import KVCache
 from kvgen.runtime.module import load
-from kvgen.verify.attention import attend
+from kvgen.verify.reference import attend
 from kvgen.verify.tolerance import relative_l2, tolerance
 from tests.support.cpu import spec_of, variant
 from tests.support.naive import BLOCK, naive_artifact, naive_spec

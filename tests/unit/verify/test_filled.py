@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from kvgen.spec import KernelSpec
-from kvgen.verify.attention import attend
 from kvgen.verify.data import learned_sinks
 from kvgen.verify.filled import FilledCache, SparseCache, free_bytes, kept, reserved
 from kvgen.verify.packing import unpack_blocks
+from kvgen.verify.reference import attend
 from tests.support.cpu import spec_of
 from tests.support.cpu import variant as compiled
 from tests.support.naive import naive_spec, naive_variant

@@ -9,7 +9,7 @@ import torch
 
 from kvgen.spec import KeySpec
 from kvgen.verify import matrix as reference
-from kvgen.verify.quantize import quantize
+from kvgen.verify.packing import quantize
 
 
 def test_codes_are_those_of_a_symmetric_group_of_all_tokens() -> None:

@@ -1,18 +1,196 @@
-"""Bytes of blocks: what goes in comes out, at the places that the layout declares."""
+"""Quantization beside a plain loop in numpy's float32, and bytes of blocks: what goes in comes out, where the layout says."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kvgen.format.layout import PackedLayout, packed_layout
 from kvgen.format.places import code_bits, param_offsets
-from kvgen.spec import KernelSpec, load_spec
-from kvgen.verify.packing import OPERANDS, from_blocks, pack_blocks, read_codes, to_blocks, unpack_blocks
-from kvgen.verify.quantize import dequantize, quantize, torch_dtype
+from kvgen.spec import BoostSpec, KernelSpec, KeySpec, QuantSpec, load_spec
+from kvgen.verify import matrix
+from kvgen.verify.packing import (
+    OPERANDS,
+    Quantized,
+    dequantize,
+    from_blocks,
+    pack_blocks,
+    param_dtype,
+    quantize,
+    read_codes,
+    spread,
+    store,
+    to_blocks,
+    torch_dtype,
+    unpack_blocks,
+)
 from tests.support.specs import base, layouts
+
+DTYPES = [torch.float16, torch.bfloat16, torch.float32]
+
+
+def one_group(values: np.ndarray[Any, Any], bits: int, zero: bool, kept: type[np.floating[Any]]) -> tuple[list[int], float, float]:
+    """Codes (unsigned fields), scale and zero of one group: the numerics section, one operation at a time."""
+    limit = np.float32(np.finfo(kept).max)
+
+    def stored(value: np.float32) -> np.float32:
+        return np.float32(kept(min(max(value, -limit), limit)))
+
+    if zero:
+        levels = 2**bits - 1
+        low, high = values.min(), values.max()
+        base, scale, least, offset = stored(low), stored(np.float32(high - low) / np.float32(levels)), 0, 0
+    else:
+        levels = 2 ** (bits - 1) - 1
+        base, scale, least, offset = np.float32(0), stored(np.abs(values).max() / np.float32(levels)), -levels, 2 ** (bits - 1)
+    codes = []
+    for x in values:
+        q = 0.0 if scale == 0 else float(np.rint(np.float32(x - base) / scale))
+        codes.append(int(min(max(q, least), levels)) + offset)
+    return codes, float(scale), float(base)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@given(
+    bits=st.sampled_from([2, 4, 8]),
+    axis=st.sampled_from(["channel", "token"]),
+    zero=st.booleans(),
+    spreading=st.sampled_from([1e-7, 1e-3, 1.0, 300.0, 7e4]),
+    offset=st.sampled_from([0.0, 1.0, -900.0]),
+    seed=st.integers(0, 2**31),
+)
+def test_equals_a_plain_loop(dtype: torch.dtype, bits: Any, axis: Any, zero: bool, spreading: float, offset: float, seed: int) -> None:
+    random = torch.Generator().manual_seed(seed)
+    x = (torch.randn(32, 16, generator=random) * spreading + offset).clamp(-6e4, 6e4).to(dtype)
+    x[3] = x[3, 0]  # a constant group for axis token
+    quant = QuantSpec(bits=bits, axis=axis, group=8, zero=zero)
+    q = quantize(x, quant)
+    kept = np.float32 if dtype == torch.float32 else np.float16
+    groups, codes = (x.T if axis == "channel" else x).float(), q.codes.T if axis == "channel" else q.codes
+    scales = q.scale.T if axis == "channel" else q.scale
+    zeros = None if q.zero is None else q.zero.T if axis == "channel" else q.zero
+    for row in range(groups.shape[0]):
+        for group in range(groups.shape[1] // 8):
+            part = slice(group * 8, group * 8 + 8)
+            want, scale, base = one_group(groups[row, part].numpy(), bits, zero, kept)
+            assert codes[row, part].tolist() == want
+            assert float(scales[row, group]) == scale
+            assert zeros is None or float(zeros[row, group]) == base
+
+
+def test_ties_go_to_the_even_code() -> None:
+    x = torch.tensor([[0.0, 15.0, 0.5, 1.5, 2.5, 3.5, 13.5, 14.5]])
+    assert quantize(x, QuantSpec(bits=4, axis="token", group=8)).codes.tolist() == [[0, 15, 0, 2, 2, 4, 14, 14]]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_constant_group_reads_back_the_stored_zero(dtype: torch.dtype) -> None:
+    quant = QuantSpec(bits=4, axis="channel", group=16)
+    x = torch.full((16, 4), 0.3).to(dtype)
+    q = quantize(x, quant)
+    assert not q.codes.any()
+    assert not q.scale.any()
+    stored = store(x.float(), param_dtype(dtype)).double()
+    assert torch.equal(dequantize(q, quant), stored)
+
+
+def test_params_saturate_at_the_largest_half() -> None:
+    quant = QuantSpec(bits=4, axis="token", group=8)
+    q = quantize(torch.tensor([[-1e30, 1e30] * 4]).bfloat16(), quant)
+    assert q.zero is not None
+    assert q.zero.item() == -65504
+    assert q.scale.item() == 65504
+    assert q.codes.tolist() == [[0, 15] * 4]
+    assert bool(torch.isfinite(dequantize(q, quant)).all())
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_values_that_are_not_finite_are_refused(bad: float) -> None:
+    x = torch.zeros(16, 16)
+    x[5, 5] = bad
+    with pytest.raises(ValueError, match="not finite"):
+        quantize(x, QuantSpec(bits=4, axis="token", group=16))
+
+
+def test_groups_that_do_not_fit_and_unquantized_formats_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"the group \(32\) does not divide 48 tokens"):
+        quantize(torch.zeros(48, 64), QuantSpec(bits=4, axis="channel", group=32))
+    with pytest.raises(ValueError, match="16 bits are not quantized"):
+        quantize(torch.zeros(48, 64), QuantSpec(bits=16, axis="token"))
+
+
+# --- boosted channels ------------------------------------------------------------------------------------------------
+
+
+def boosted(x: torch.Tensor, fraction: float, select: Any) -> tuple[Quantized, KeySpec]:
+    key = KeySpec(bits=2, axis="channel", group=16, boost=BoostSpec(fraction=fraction, select=select))
+    return quantize(x, key, key.boost), key
+
+
+def test_boost_picks_channels_by_mean_magnitude_per_group() -> None:
+    x = torch.randn(32, 16) * 0.1
+    x[:16, 3] += 5.0
+    x[:16, 9] -= 4.0
+    x[16:, 0] += 5.0
+    x[16:, 1] += 4.0
+    q, _ = boosted(x, 0.125, "mean_abs")
+    assert q.boosted is not None
+    assert [row.nonzero().flatten().tolist() for row in q.boosted] == [[3, 9], [0, 1]]
+
+
+def test_boost_by_range_ignores_offsets() -> None:
+    x = torch.randn(16, 16) * 0.1
+    x[:, 3] += 50.0
+    x[0, 7], x[1, 7] = -3.0, 3.0
+    q, _ = boosted(x, 0.0625, "range")
+    assert q.boosted is not None
+    assert q.boosted.nonzero().tolist() == [[0, 7]]
+
+
+def test_boosted_channels_are_what_four_bits_give_and_the_others_what_two_give() -> None:
+    x = torch.randn(3, 64, 32)
+    q, key = boosted(x, 0.25, "mean_abs")
+    assert q.boosted is not None
+    mask = spread(q.boosted, key)
+    for bits, chosen in ((4, mask), (2, ~mask)):
+        plain = KeySpec(bits=bits, axis="channel", group=16)
+        assert torch.equal(dequantize(q, key)[chosen], dequantize(quantize(x, plain), plain)[chosen])
+    assert int(q.codes[mask].max()) > 3
+    assert int(q.codes[~mask].max()) <= 3
+
+
+# --- divisors ----------------------------------------------------------------------------------------------------------
+
+
+class Divisors(TorchDispatchMode):
+    """Records what tensors are divided by."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket in (torch.ops.aten.div, torch.ops.aten.div_, torch.ops.aten.true_divide):
+            self.found.append(args[1])
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("zero", [True, False])
+def test_the_reference_divides_by_tensors(zero: bool) -> None:
+    """On a GPU, torch multiplies by the rounded reciprocal of a number, which gives other bits than a division."""
+    x = matrix.uniform(128, 16, torch.float32, "cpu")
+    with Divisors() as divisors:
+        matrix.codes(x, matrix.scales(x))
+        quantize(x, QuantSpec(bits=4, axis="channel", group=32, zero=zero))
+        boosted(x, 0.25, "mean_abs")
+    assert len(divisors.found) >= 6
+    assert all(isinstance(one, torch.Tensor) for one in divisors.found)
 
 
 def blocks(spec: KernelSpec, layout: PackedLayout, seed: int, lead: tuple[int, ...] = (2, 3)) -> list[torch.Tensor]:

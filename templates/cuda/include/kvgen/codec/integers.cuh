@@ -102,7 +102,7 @@ struct Integers {
     return kBits == 4 ? (half ? 1.f / 16 : 1.f) : kBits == 2 ? (tile ? (half ? 1.f / 64 : 1.f / 16) : (half ? 1.f / 4 : 1.f)) : 1.f;
   }
 
-  // Encoding gives the codes of kvgen/verify/quantize.py, bit for bit: fp32 statistics, params rounded to fp16 first, exact division.
+  // Encoding gives the codes of kvgen/verify/packing.py, bit for bit: fp32 statistics, params rounded to fp16 first, exact division.
 
   // Computes a scaler from the extremes of a group; params[0] is the scale to store, params[1] the zero (asymmetric formats). `levels` is
   // the largest code.
