@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from kvgen.format.dtypes import torch_dtype
 from kvgen.format.layout import PackedLayout, packed_layout
 from kvgen.format.places import code_bits, param_offsets
 from kvgen.spec import BoostSpec, KernelSpec, KeySpec, QuantSpec, load_spec
@@ -27,7 +28,6 @@ from kvgen.verify.packing import (
     spread,
     store,
     to_blocks,
-    torch_dtype,
     unpack_blocks,
 )
 from tests.support.specs import base, layouts
