@@ -15,7 +15,7 @@ from kvgen.errors import SpecError
 from kvgen.format.sizes import bits_per_element, token_bytes
 from kvgen.spec import KernelSpec, dump_spec, load_spec, presets
 from kvgen.spec.layers import MODELS, Config, Layers, known_config, layer_specs, layers_of, spec_name
-from kvgen.verify.quality import format_quality
+from kvgen.verify.reference import format_quality
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -25,7 +25,7 @@ SAME_AS = {"qserve-int8": "turbomind-int8", "qserve-int4": "turbomind-int4", "in
 SHIPPED = Path(__file__).with_name("formats.csv")
 """`kvgen accuracy --csv` of all formats."""
 ERRORS = tuple(f"{data}_{kind}" for data in ("normal", "structured") for kind in ("relative_l2", "cosine", "weights_l1"))
-"""Columns of errors, as `kvgen.verify.quality.Quality` describes them."""
+"""Columns of errors, as `kvgen.verify.reference.Quality` describes them."""
 
 
 @cache
