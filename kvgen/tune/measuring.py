@@ -71,7 +71,7 @@ class CompileQueue(CompilePool):
         if not self._exclusive:
             yield
             return
-        with self._resting:  # two that take permits in turns would wait for each other
+        with self._resting:  # no further compiler starts, and no other measurement takes permits in turns with this one
             for _ in range(self.workers):
                 self._permits.acquire()
             try:
@@ -80,8 +80,12 @@ class CompileQueue(CompilePool):
                 self._permits.release(self.workers)
 
     def _compile(self, schedule: Schedule) -> Artifact:
-        with self._permits:
+        with self._resting:  # or compilers that follow each other would leave no turn to what waits for all permits
+            self._permits.acquire()
+        try:
             return compiling.build(self._sources.of(schedule), self._cache)
+        finally:
+            self._permits.release()
 
 
 class Pipeline:
