@@ -125,15 +125,14 @@ def show_compiled(report: CompileReport) -> None:
 
 
 def progress_lines(title: str, *, quiet: bool) -> Callable[[Progress], None]:
-    """Writes a line on stderr every few seconds, and at once where a phase begins or a better schedule was found."""
-    said, then = ("", 0.0), -LINE_SECONDS
+    """Writes a line on stderr every few seconds."""
+    then = -LINE_SECONDS
 
     def tell(progress: Progress) -> None:
-        nonlocal said, then
-        total, now = sum(one.us for one in progress.best.values()), time.monotonic()
-        news = progress.phase != said[0] and (progress.phase != "compiling" or said != ("measuring", total))
-        if not quiet and (news or now - then >= LINE_SECONDS):
-            said, then = (progress.phase, total), now
+        nonlocal then
+        now = time.monotonic()
+        if not quiet and now - then >= LINE_SECONDS:
+            then = now
             with suppress(OSError):  # a build does not end because nobody can read how far it is
                 print(line(title, progress), file=sys.stderr, flush=True)
 

@@ -162,8 +162,7 @@ def _run(
             plan = None  # of one sequence there is none, and the CPU's modules make their own
             if batch > 1 and q.is_cuda:
                 plan = launch.plan(lengths, q_len, max_len, flag.address, append=new is not None, skip_empty=False)
-            given = (out, lse, sinks, workspace, plan, scale, max_len, max_len, flag.address)
-            launch.run(q, new, tensors, *given, advance=True)
+            launch.run(q, new, tensors, (out, lse, sinks, workspace, plan, scale, max_len), max_len, flag.address, advance=True)
         except Exception:
             arguments.named(q, new, None, len(lengths), lengths.device)  # which argument the module refused
             raise

@@ -90,8 +90,8 @@ class WorkloadInputs(WorkloadCaches):
             workspace, scale = variant.workspace(cache), variant.scale
             # not through `attend`, which refuses within a graph the plan that was made outside: lengths do not change here
             limit, flag = cache.max_len, cache.sequences.overflow.address
-            given = (q, None, cache.tensors, out, None, self.sinks, workspace, plan.numbers, scale, self.length, limit, flag)
-            return lambda: run(*given, advance=False)
+            rest = (out, None, self.sinks, workspace, plan.numbers, scale, self.length)
+            return lambda: run(q, None, cache.tensors, rest, limit, flag, advance=False)
         return lambda: variant.attend(q, cache, out=out, sinks=self.sinks)
 
     def _decode(self, variant: Variant, index: int, steps: int) -> Callable[[], object]:

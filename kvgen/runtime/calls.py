@@ -316,7 +316,7 @@ class Calls:
                     if plan is None and cache.gpu is not None and sequences.batch > 1 and not sequences.uniform:
                         numbers = launch.plan(sequences.lengths, tokens, max_len, flag, append=appended > 0, skip_empty=new is None)
                     tensors = (cache.packed, cache.k_residual, cache.v_residual, sequences.lengths, sequences.block_table, None)
-                    launch.run(q, new, tensors, out, lse, sinks, workspace, numbers, scale, bound, max_len, flag, advance=advance)
+                    launch.run(q, new, tensors, (out, lse, sinks, workspace, numbers, scale, bound), max_len, flag, advance=advance)
                 except Exception:
                     self._arguments.named(q, new, out, cache.batch, cache.device)  # which argument the module refused
                     raise

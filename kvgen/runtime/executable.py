@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 New = tuple[Tensor, Tensor]
 """K and V to be appended, [batch, tokens, kv_heads, head_dim]."""
+Rest = tuple[Tensor, Tensor | None, Tensor | None, Tensor, Tensor | None, float, int]
+"""out, lse, sinks, workspace, plan, scale, and a bound of the lengths after a call."""
 _dispatch_modes, _function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
 
 
@@ -72,28 +74,11 @@ class Executable:
         self.module.plan(lengths, numbers, q_len, int(append), int(skip_empty), max_len, overflow)
         return numbers
 
-    def run(
-        self,
-        q: Tensor,
-        new: tuple[Tensor, Tensor] | None,
-        cache: Tensors,
-        out: Tensor,
-        lse: Tensor | None,
-        sinks: Tensor | None,
-        workspace: Tensor,
-        plan: Tensor | None,
-        scale: float,
-        bound: int,
-        max_len: int,
-        overflow: int,
-        *,
-        advance: bool,
-    ) -> None:
+    def run(self, q: Tensor, new: New | None, cache: Tensors, rest: Rest, max_len: int, overflow: int, *, advance: bool) -> None:
         """The module's `attend`, or with `new` K and V its `decode`; with `advance` lengths count `new`. Lengths and plan are the caller's.
 
         Without a plan all lengths are equal, or there is one; the CPU's modules plan for themselves.
         """
-        rest = (out, lse, sinks, workspace, plan, scale, bound)
         if new is None:
             self.module.attend(q, *cache, *rest)
         else:

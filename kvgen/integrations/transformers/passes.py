@@ -16,6 +16,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from kvgen.api.kernel import Kernel
 from kvgen.errors import CacheMismatch, KvgenError
+from kvgen.runtime.executable import Plan
 from kvgen.runtime.kvcache import KVCache, row_of
 
 
@@ -175,9 +176,13 @@ class Passes:
         """How so many new positions run over the layers of a group."""
         attention = group.kernel.spec.attention
         few = tokens <= attention.q_len
+
+        def step() -> Chunk:
+            return Chunk(group, tokens, group.kernel.plan(group.first, tokens, **self.promised))  # type: ignore[arg-type]
+
         if self.positions is None:
             if few:
-                return Step(group, tokens, self.promised)
+                return step()
             lengths = group.first.lengths.tolist()  # waits for the device
             if not any(lengths):
                 raise ValueError(
@@ -189,7 +194,7 @@ class Passes:
         if self._new is not None:
             return Ragged(group, lengths, self._new)
         if few and min(lengths):
-            return Step(group, tokens, self.promised)
+            return step()
         masked = attention.window is not None or attention.softcap or attention.sinks
         return Chunk(group, tokens) if self.positions or masked else Prompt(group, tokens)
 
@@ -207,47 +212,32 @@ class Passes:
 # --- how one pass runs over a group of layers ------------------------------------------------------------------------------
 
 
-class Step:
-    """A decode step: one plan for all layers; sequences without tokens take no part."""
+class Chunk:
+    """As many new tokens for every sequence: a decode step, with one plan for all layers, in which sequences without tokens take no part;
+    without a plan extend attention, also for those.
+    """
 
-    def __init__(self, group: LayerGroup, tokens: int, promised: dict[str, int | bool | None]) -> None:
-        self._group, self._tokens = group, tokens
-        self._plan = group.kernel.plan(group.first, tokens, **promised)  # type: ignore[arg-type]
+    def __init__(self, group: LayerGroup, tokens: int, plan: Plan | None = None) -> None:
+        if plan is None:
+            group.first.sequences.after(tokens)  # raises where there is no room
+        self._group, self._tokens, self._plan = group, tokens, plan
 
     def attend(self, layer: int, x: States) -> Tensor:
         """Append x.k and x.v to the cache of a layer; the output, like x.q."""
         cache = self._group.caches[layer]
-        out: Tensor = self._group.kernel.decode(x.q, x.k, x.v, cache, scale=x.scale, sinks=x.sinks, plan=self._plan)
+        out: Tensor = self._group.kernel.decode(x.q, x.k, x.v, cache, scale=x.scale, sinks=x.sinks, plan=self._plan, advance=False)
         return out
 
     def advance(self) -> None:
         """Count the new tokens, once for all layers."""
-        self._group.first.advance(self._tokens)
-
-
-class Chunk:
-    """As many new tokens for every sequence, also for those without any: extend attention."""
-
-    def __init__(self, group: LayerGroup, tokens: int) -> None:
-        group.first.sequences.after(tokens)  # raises where there is no room
-        self._group, self._tokens = group, tokens
-
-    def attend(self, layer: int, x: States) -> Tensor:
-        """As `Step.attend`."""
-        cache = self._group.caches[layer]
-        out: Tensor = self._group.kernel.decode(x.q, x.k, x.v, cache, scale=x.scale, sinks=x.sinks, advance=False)
-        return out
-
-    def advance(self) -> None:
-        """As `Step.advance`."""
-        self._group.first.advance([self._tokens] * self._group.first.batch)
+        self._group.first.advance([self._tokens] * self._group.first.batch if self._plan is None else self._tokens)
 
 
 class Prompt(Chunk):
     """The first tokens of all sequences, where nothing but causality masks them: torch's attention over the tokens themselves."""
 
     def attend(self, layer: int, x: States) -> Tensor:
-        """As `Step.attend`."""
+        """As `Chunk.attend`."""
         q, k, v = (t.transpose(1, 2) for t in (x.q, x.k, x.v))
         out = scaled_dot_product_attention(q, k, v, is_causal=True, scale=x.scale, enable_gqa=True).transpose(1, 2)
         self._group.kernel.prefill(self._group.caches[layer], x.k, x.v, advance=False)
@@ -280,7 +270,7 @@ class Ragged:
             self._places[b] = slice(first, last + 1) if together else found.to(group.first.device)
 
     def attend(self, layer: int, x: States) -> Tensor:
-        """As `Step.attend`."""
+        """As `Chunk.attend`."""
         out = torch.zeros_like(x.q)
         for b, caches in self._rows.items():
             places = self._places[b]
@@ -289,11 +279,11 @@ class Ragged:
         return out
 
     def advance(self) -> None:
-        """As `Step.advance`."""
+        """As `Chunk.advance`."""
         self._group.first.advance(self._counts)
 
 
-Forward = Step | Chunk | Ragged
+Forward = Chunk | Ragged
 
 
 class Padding:
