@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from kvgen.arch import CTA_RESERVED, GPUS, KB, Target
 from kvgen.errors import UnsupportedError
@@ -11,7 +11,7 @@ from kvgen.format.layout import PackedLayout, packed_layout
 from kvgen.format.sizes import near_128, smallest_block
 from kvgen.lower.schedule import Params, Schedule, layout_of
 from kvgen.lower.space import Fact, SearchSpace, spec_facts
-from kvgen.spec import KernelSpec, QuantSpec
+from kvgen.spec import KernelSpec
 from kvgen.spec.dispatch import MOST_WAVES, Tiling
 
 LATENCY_US = 0.7
@@ -120,27 +120,10 @@ def too_many_scales(layout: PackedLayout) -> str | None:
 # --- refusals ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Refusal:
-    """A feature of the spec language that is not built. `reason` may name fields of the spec in {braces}."""
-
-    applies: Callable[[KernelSpec], bool]
-    reason: str
-
-    def text(self, spec: KernelSpec) -> str:
-        """The reason with the spec's own values."""
-        return self.reason.format(a=spec.attention, k=spec.key, v=spec.value, c=spec.cache)
-
-
-def refused(refusals: Iterable[Refusal], spec: KernelSpec, target: Target) -> str | None:
-    """Why a back end for GPUs with these refusals does not lower a spec for the target, or None."""
-    found = wrong_target(tuple(GPUS), target) or first_refusal(refusals, spec)
+def refused(reasons: Iterable[str], spec: KernelSpec, target: Target) -> str | None:
+    """Why a back end for GPUs with these reasons does not lower a spec for the target, or None."""
+    found = wrong_target(tuple(GPUS), target) or next(iter(reasons), None)
     return found or too_many_scales(packed_layout(spec, preferred_block(spec), "mma"))
-
-
-def first_refusal(refusals: Iterable[Refusal], spec: KernelSpec) -> str | None:
-    """The reason of the first refusal that applies to a spec, or None."""
-    return next((refusal.text(spec) for refusal in refusals if refusal.applies(spec)), None)
 
 
 def wrong_target(targets: Sequence[Target], target: Target) -> str | None:
@@ -148,36 +131,17 @@ def wrong_target(targets: Sequence[Target], target: Target) -> str | None:
     return None if target in targets else f"it lowers for {', '.join(targets)}, not for {target}"
 
 
-def either(numbers: Sequence[int]) -> str:
-    """Numbers as a sentence lists them: "16, 32 or 64"."""
-    return ", ".join(map(str, numbers[:-1])) + f" or {numbers[-1]}"
-
-
-def narrow_token_group(quant: QuantSpec, channels: int) -> bool:
-    """Whether groups of channels are no multiple of `channels`."""
-    return quant.quantized and quant.axis == "token" and quant.group % channels != 0
-
-
-GPU_REFUSALS: tuple[Refusal, ...] = (
-    Refusal(lambda s: s.attention.dtype == "float32", "attention.dtype is float32, and matrix instructions take 16 bits"),
-    Refusal(
-        lambda s: s.attention.head_dim > MAX_HEAD_DIM,
-        f"attention.head_dim ({{a.head_dim}}) is more than {MAX_HEAD_DIM}, for which registers suffice",
-    ),
-    Refusal(
-        lambda s: s.attention.q_len > MAX_QUERIES,
-        f"attention.q_len ({{a.q_len}}) is more than {MAX_QUERIES}, which a decode kernel holds at once; longer calls need no q_len",
-    ),
-    Refusal(
-        lambda s: narrow_token_group(s.key, 16),
-        "key.group ({k.group} channels) must be a multiple of 16",
-    ),
-    Refusal(
-        lambda s: narrow_token_group(s.value, 16),
-        "value.group ({v.group} channels) must be a multiple of 16",
-    ),
-    Refusal(
-        lambda s: s.attention.group * s.attention.q_len > MAX_Q_ROWS,
-        f"{{a.group}} query heads times {{a.q_len}} query tokens share a KV head, more than {MAX_Q_ROWS} rows",
-    ),
-)
+def gpu_refusals(spec: KernelSpec) -> Iterator[str]:
+    """What neither back end for GPUs computes."""
+    a = spec.attention
+    if a.dtype == "float32":
+        yield "attention.dtype is float32, and matrix instructions take 16 bits"
+    if a.head_dim > MAX_HEAD_DIM:
+        yield f"attention.head_dim ({a.head_dim}) is more than {MAX_HEAD_DIM}, for which registers suffice"
+    if a.q_len > MAX_QUERIES:
+        yield f"attention.q_len ({a.q_len}) is more than {MAX_QUERIES}, which a decode kernel holds at once; longer calls need no q_len"
+    for name, quant in (("key", spec.key), ("value", spec.value)):
+        if quant.quantized and quant.axis == "token" and quant.group % 16:
+            yield f"{name}.group ({quant.group} channels) must be a multiple of 16"
+    if a.group * a.q_len > MAX_Q_ROWS:
+        yield f"{a.group} query heads times {a.q_len} query tokens share a KV head, more than {MAX_Q_ROWS} rows"

@@ -13,7 +13,7 @@ from kvgen.format.constants import constants_of
 from kvgen.format.layout import PackedLayout, packed_layout
 from kvgen.lower.backend import FUNCTIONS, Lowering, Source
 from kvgen.lower.cuda.shared import PLANNED, SharedMemory, cluster_size, q_tiles, rows_of_cta, runs, shared_memory
-from kvgen.lower.gpu import GPU_REFUSALS, Refusal, gpu_facts, pack_memory, plain_schedule, preferred_block, refused, tiling_of
+from kvgen.lower.gpu import gpu_facts, gpu_refusals, pack_memory, plain_schedule, preferred_block, refused, tiling_of
 from kvgen.lower.modifier import modifier_of
 from kvgen.lower.schedule import Params, Schedule, Value, layout_of
 from kvgen.lower.space import Fact, SearchSpace
@@ -46,7 +46,7 @@ class CudaBackend(Lowering[KernelSpec]):
     targets: tuple[Target, ...] = tuple(GPUS)
 
     def unsupported(self, spec: KernelSpec, target: Target) -> str | None:
-        return refused(REFUSALS, spec, target)
+        return refused(_refusals(spec), spec, target)
 
     def space(self, spec: KernelSpec, target: Target) -> SearchSpace:
         """`search_spaces/cuda.yaml` for a spec and a target. Raises UnsupportedError."""
@@ -193,34 +193,20 @@ def _changed(spec: KernelSpec, changes: dict[str, Value]) -> list[Params]:
 # --- refusals ----------------------------------------------------------------------------------------------------------
 
 
-def _small_pages(spec: KernelSpec) -> bool:
-    return spec.cache.page is not None and spec.cache.page % WHOLE_PAGE != 0
-
-
-REFUSALS: tuple[Refusal, ...] = (
-    Refusal(
-        lambda s: s.key.boosted(s.attention.head_dim) % BOOST_STEP != 0,
-        f"key.boost.fraction ({{k.boost.fraction:g}} of {{a.head_dim}} channels) is no multiple of {BOOST_STEP} channels, which matrix "
-        "instructions take at once",
-    ),
-    Refusal(
-        lambda s: s.key.boost.fraction > 0 and s.key.group % WHOLE_PAGE != 0,
-        f"key.boost with a key.group ({{k.group}}) that is no multiple of {WHOLE_PAGE} tokens, whose codes share words in a 2-bit K, "
-        "is not built",
-    ),
-    *GPU_REFUSALS,
-    Refusal(
-        lambda s: _small_pages(s) and codec_of(s.key).row_tile == WHOLE_PAGE,
-        f"cache.page ({{c.page}}) is no multiple of {WHOLE_PAGE} tokens, whose codes share words in a 2-bit K",
-    ),
-    Refusal(
-        lambda s: _small_pages(s) and any(op.per_channel for op in (s.key, s.value)),
-        f"cache.page ({{c.page}}) is no multiple of {WHOLE_PAGE} tokens, and blocks of 16 hold no params per channel",
-    ),
-    Refusal(
-        lambda s: any(op.per_channel and op.group > MOST_GROUP for op in (s.key, s.value)),
-        f"groups per channel have at most {MOST_GROUP} tokens, which stay unquantized until a block holds whole groups: key.group is "
-        "{k.group}, value.group {v.group}",
-    ),
-)
-"""What is refused, and why."""
+def _refusals(spec: KernelSpec) -> Iterator[str]:
+    """What is not built, and why."""
+    key, value, page, boost = spec.key, spec.value, spec.cache.page, spec.key.boost.fraction
+    if key.boosted(spec.attention.head_dim) % BOOST_STEP:
+        share = f"key.boost.fraction ({boost:g} of {spec.attention.head_dim} channels)"
+        yield f"{share} is no multiple of {BOOST_STEP} channels, which matrix instructions take at once"
+    together = f"is no multiple of {WHOLE_PAGE} tokens, whose codes share words in a 2-bit K"
+    if boost > 0 and key.group % WHOLE_PAGE:
+        yield f"key.boost with a key.group ({key.group}) that {together}, is not built"
+    yield from gpu_refusals(spec)
+    if page is not None and page % WHOLE_PAGE and codec_of(key).row_tile == WHOLE_PAGE:
+        yield f"cache.page ({page}) {together}"
+    if page is not None and page % WHOLE_PAGE and (key.per_channel or value.per_channel):
+        yield f"cache.page ({page}) is no multiple of {WHOLE_PAGE} tokens, and blocks of 16 hold no params per channel"
+    if any(op.per_channel and op.group > MOST_GROUP for op in (key, value)):
+        kept = f"groups per channel have at most {MOST_GROUP} tokens, which stay unquantized until a block holds whole groups"
+        yield f"{kept}: key.group is {key.group}, value.group {value.group}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Iterator
 from dataclasses import replace
 
 from kvgen._resources import templates
@@ -10,7 +11,7 @@ from kvgen.arch import GPUS, Target
 from kvgen.format.constants import constants_of
 from kvgen.format.layout import packed_layout
 from kvgen.lower.backend import FUNCTIONS, Lowering, Source
-from kvgen.lower.gpu import GPU_REFUSALS, Refusal, either, gpu_facts, pack_memory, plain_schedule, preferred_block, refused, tiling_of
+from kvgen.lower.gpu import gpu_facts, gpu_refusals, pack_memory, plain_schedule, preferred_block, refused, tiling_of
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.lower.space import SearchSpace
 from kvgen.lower.template import reached_headers, render
@@ -42,7 +43,7 @@ class TileLangBackend(Lowering[KernelSpec]):
 
     def unsupported(self, spec: KernelSpec, target: Target) -> str | None:
         """Why the spec cannot be lowered for the target, whatever is installed; None if it can."""
-        return refused(REFUSALS, spec, target)
+        return refused(_refusals(spec), spec, target)
 
     def space(self, spec: KernelSpec, target: Target) -> SearchSpace:
         """`search_spaces/tilelang.yaml` for a spec and a target. Raises UnsupportedError; needs no TileLang."""
@@ -95,38 +96,31 @@ class TileLangBackend(Lowering[KernelSpec]):
         return replace(found, tile_bytes=sizes.tile_bytes, tile_us=tile_us)
 
 
-REFUSALS: tuple[Refusal, ...] = (
-    Refusal(
-        lambda s: s.key.boost.fraction > 0,
-        "key.boost ({k.boost.fraction:g} of channels in 4 bits): K is read as codes of one width",
-    ),
-    Refusal(
-        lambda s: not (s.key.quantized and s.value.quantized),
-        "key.bits ({k.bits}) and value.bits ({v.bits}) must be 8, 4 or 2: the program expands codes",
-    ),
-    *GPU_REFUSALS,
-    Refusal(
-        lambda s: s.attention.head_dim % 32 != 0 or s.attention.head_dim > MAX_HEAD_DIM,
-        f"attention.head_dim ({{a.head_dim}}) is no multiple of 32 up to {MAX_HEAD_DIM}: a warp holds the output of whole query rows",
-    ),
-    Refusal(
-        lambda s: any(op.axis == "token" and op.group != s.attention.head_dim for op in (s.key, s.value)),
-        "key.group ({k.group}) and value.group ({v.group}) must be head_dim where the axis is token: a token has one scale",
-    ),
-    Refusal(lambda s: s.value.per_channel, "value.axis is channel, and weights take one scale per token"),
-    Refusal(
-        lambda s: s.key.per_channel and s.key.group not in CHANNEL_GROUPS,
-        f"where the axis is channel, key.group ({{k.group}}) must be {either(CHANNEL_GROUPS)} tokens",
-    ),
-    Refusal(lambda s: bool(s.attention.softcap), "attention.softcap ({a.softcap:g}): scores are taken as they are"),
-    Refusal(lambda s: s.attention.window is not None, "attention.window ({a.window}): all cached tokens are read"),
-    Refusal(lambda s: s.attention.sinks, "attention.sinks: the denominator has no logit of its own"),
-    Refusal(
-        lambda s: s.cache.sink + s.cache.local + s.cache.rollback > 0,
-        "cache.sink ({c.sink}), cache.local ({c.local}) and cache.rollback ({c.rollback}) must be 0: the residual is the block that fills",
-    ),
-    Refusal(
-        lambda s: s.cache.page is not None and s.cache.page % 32 != 0,
-        "cache.page ({c.page}) is no multiple of 32 tokens, which the kernel reads at once",
-    ),
-)
+def _refusals(spec: KernelSpec) -> Iterator[str]:
+    """What the program does not compute."""
+    a, k, v, c = spec.attention, spec.key, spec.value, spec.cache
+    if k.boost.fraction > 0:
+        yield f"key.boost ({k.boost.fraction:g} of channels in 4 bits): K is read as codes of one width"
+    if not (k.quantized and v.quantized):
+        yield f"key.bits ({k.bits}) and value.bits ({v.bits}) must be 8, 4 or 2: the program expands codes"
+    yield from gpu_refusals(spec)
+    if a.head_dim % 32 != 0 or a.head_dim > MAX_HEAD_DIM:
+        many = f"attention.head_dim ({a.head_dim}) is no multiple of 32 up to {MAX_HEAD_DIM}"
+        yield f"{many}: a warp holds the output of whole query rows"
+    if any(op.axis == "token" and op.group != a.head_dim for op in (k, v)):
+        yield f"key.group ({k.group}) and value.group ({v.group}) must be head_dim where the axis is token: a token has one scale"
+    if v.per_channel:
+        yield "value.axis is channel, and weights take one scale per token"
+    if k.per_channel and k.group not in CHANNEL_GROUPS:
+        yield f"where the axis is channel, key.group ({k.group}) must be one of {', '.join(map(str, CHANNEL_GROUPS))} tokens"
+    if a.softcap:
+        yield f"attention.softcap ({a.softcap:g}): scores are taken as they are"
+    if a.window is not None:
+        yield f"attention.window ({a.window}): all cached tokens are read"
+    if a.sinks:
+        yield "attention.sinks: the denominator has no logit of its own"
+    if c.unpacked + c.rollback > 0:
+        kept = f"cache.sink ({c.sink}), cache.local ({c.local}) and cache.rollback ({c.rollback}) must be 0"
+        yield f"{kept}: the residual is the block that fills"
+    if c.page is not None and c.page % 32 != 0:
+        yield f"cache.page ({c.page}) is no multiple of 32 tokens, which the kernel reads at once"

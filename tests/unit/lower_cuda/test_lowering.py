@@ -12,9 +12,7 @@ from benchmarks.gpu_words import schedule_word, schedules_of, spec_of, workload_
 from kvgen.arch import CTA_RESERVED, GPUS, Target
 from kvgen.errors import UnsupportedError
 from kvgen.lower.backend import get_backend
-from kvgen.lower.cuda.backend import REFUSALS
 from kvgen.lower.cuda.shared import q_tiles, shared_memory
-from kvgen.lower.gpu import GPU_REFUSALS, first_refusal
 from kvgen.lower.schedule import layout_of
 from kvgen.spec import KernelSpec, load_spec, presets
 from tests.support.specs import kv4_spec
@@ -48,17 +46,13 @@ def default(words: str, work: str) -> str:
 # --- refusals --------------------------------------------------------------------------------------------------------
 
 
-def test_every_refusal_has_an_example() -> None:
-    assert len(REFUSALS) - len(GPU_REFUSALS) == len(REFUSED)
-
-
 @pytest.mark.parametrize("feature", REFUSED)
 def test_a_refused_feature_is_named_and_nothing_else_is_built(feature: str) -> None:
     example, words = REFUSED[feature]
     for target in CUDA.targets:
         with pytest.raises(UnsupportedError, match=words) as raised:
             CUDA.default(example, target)
-        assert raised.value.reason == CUDA.unsupported(example, target) == first_refusal(REFUSALS, example)
+        assert raised.value.reason == CUDA.unsupported(example, target)
 
 
 def test_a_group_whose_block_is_too_long_to_be_packed_is_refused() -> None:
