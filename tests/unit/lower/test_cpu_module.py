@@ -23,9 +23,7 @@ POLICY = CheckPolicy(long_tokens=300, most_tokens=1 << 13)
 
 FORMATS = {
     "int4": spec_of(),
-    "int2": spec_of(dim=128, k="2c64", v="2t64", heads="8/2"),
     "groups-that-fit-no-vector": spec_of(dim=48, k="2t8", v="4t12"),
-    "groups-of-48": spec_of(dim=80, heads="5/1", k="8c48", v="4c48s"),
     "plain": spec_of(k="16", v="16", q_len=333),
     "boosted-half-by-range-paged": spec_of(dim=80, k="2c32+2range", v="4t80", page=64, q_len=3),
     "boosted-expanded-float32": spec_of(dtype="float32", k="2c48+4mean_abs", v="4t4"),
