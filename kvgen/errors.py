@@ -63,11 +63,6 @@ class SpecError(KvgenError):
         super().__init__("\n".join(lines))
 
 
-def markdown(text: object) -> str:
-    """The text as one line of Markdown that shows it: markup, HTML, links and control characters are escapes."""
-    return re.sub(r"([\\`*_{}\[\]#!|~<>&@])", lambda found: f"&#{ord(found[1])};", printable(str(text)))
-
-
 def printable(text: str) -> str:
     """The text on one line, with what is not printable (control characters, line breaks, halves of surrogate pairs) as escapes."""
     if text.isprintable():

@@ -34,11 +34,6 @@ modules share no inline variable: the linker would merge those of all modules of
 S = TypeVar("S", contravariant=True)
 
 
-def functions_of(spec: AnySpec) -> tuple[str, ...]:
-    """Functions that a module of a spec's operation exports."""
-    return MATRIX_FUNCTIONS if isinstance(spec, MatrixSpec) else FUNCTIONS
-
-
 @dataclass(frozen=True)
 class Source:
     """Rendered source of one variant, ready for a compiler."""

@@ -64,28 +64,22 @@ def mean_length(workload: Workload) -> float:
     return float(high) if low == high else (high - low) / math.log(high / low)
 
 
-def coordinates(batch: int, kv_len: int, q_len: int, tokens: float | None = None, *, sustained: bool = False) -> Coordinates:
-    """The coordinates of a workload whose longest sequence has `kv_len` tokens, and all of them `tokens` (by default batch x kv_len).
-
-    A number of tokens of 0 counts as 1 for each sequence. The bytes that a kernel reads follow the tokens of all sequences, so these decide
-    how many splits and stages pay off; kv_len by itself does not.
-    """
-    most = batch * max(1, kv_len)
-    total = most if tokens is None else min(most, max(batch, tokens))
-    return math.log2(batch), math.log2(total), math.log2(max(1, q_len)), math.log2(most / total), float(sustained)
-
-
 def matrix_coordinates(tokens: int, channels: int) -> Coordinates:
     """The coordinates of a matrix."""
     return math.log2(channels), math.log2(tokens * channels), 0.0, 0.0, 0.0
 
 
 def coordinates_of(workload: AnyWorkload) -> Coordinates:
-    """The coordinates of a workload."""
+    """The coordinates of a workload.
+
+    The bytes that a kernel reads follow the tokens of all sequences, so these decide how many splits and stages pay off; kv_len by itself does
+    not.
+    """
     if isinstance(workload, MatrixShape):
         return matrix_coordinates(workload.tokens, workload.channels)
-    tokens = workload.batch * mean_length(workload)
-    return coordinates(workload.batch, workload.kv_len, workload.q_len, tokens, sustained=workload.load == "sustained")
+    mean = mean_length(workload)
+    total, unequal = math.log2(workload.batch * mean), math.log2(workload.kv_len / mean)
+    return math.log2(workload.batch), total, math.log2(workload.q_len), unequal, float(workload.load == "sustained")
 
 
 def apart(one: Coordinates, other: Coordinates) -> float:
@@ -134,10 +128,5 @@ class Timing(Json):
 
     def check(self) -> None:
         """Raises ValueError for times that no measurement gives."""
-        require_times(f"the measurement of {self.workload.key}", self.us, *self.samples, self.read_us, self.default_us)
-
-
-def require_times(what: str, *times: float | None) -> None:
-    """Raise ValueError unless every time is a number above 0, by which others can be divided. None: not measured."""
-    if not all(us is None or 0 < us <= sys.float_info.max for us in times):
-        raise ValueError(f"{what} has a time that is no finite number above 0")
+        if not all(us is None or 0 < us <= sys.float_info.max for us in (self.us, *self.samples, self.read_us, self.default_us)):
+            raise ValueError(f"the measurement of {self.workload.key} has a time that is no finite number above 0")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kvgen.errors import HostError, host_errors, markdown
+from kvgen.errors import HostError, host_errors
 
 
 @pytest.mark.parametrize(
@@ -19,8 +19,3 @@ from kvgen.errors import HostError, host_errors, markdown
 def test_an_os_error_becomes_one_that_names_file_and_reason(raised: OSError, reason: str) -> None:
     with pytest.raises(HostError, match=f"^{reason}$"), host_errors("write", Path("/cache")):
         raise raised
-
-
-def test_markdown_shows_what_it_is_given() -> None:
-    assert markdown("NVIDIA H200, 24.1 MiB") == "NVIDIA H200, 24.1 MiB"
-    assert markdown("a\x1b[2J\n# <img src=x>|`") == "a&#92;x1b&#91;2J&#92;n&#35; &#60;img src=x&#62;&#124;&#96;"

@@ -7,7 +7,6 @@ import pytest
 from benchmarks.gpu_words import schedules_of, spec_of
 from kvgen.errors import KvgenError
 from kvgen.lower.backend import backends_for, get_backend
-from kvgen.lower.schedule import Params, Schedule
 from kvgen.spec import Workload, presets
 from kvgen.spec.dispatch import MOST_WAVES, Tiling
 
@@ -47,10 +46,3 @@ def test_more_query_rows_than_a_cta_holds_are_more_heads() -> None:
     """32 query heads over each of two KV heads."""
     assert tiling_of("k4v4:h64/2").heads == 4
     assert tiling_of("k4v4:h64/2", "default", "tilelang").heads == 8
-
-
-def test_the_launches_of_a_cpu_are_alike() -> None:
-    cpu, spec = get_backend("cpu"), spec_of("k4v4", "cpu", [Workload(batch=1, kv_len=4096)])
-    default = cpu.default(spec, "cpu")
-    other = Schedule("cpu", default.layout, Params(default.launch, split_tokens=1024))
-    assert cpu.tiling(spec, default, "cpu") == cpu.tiling(spec, other, "cpu")

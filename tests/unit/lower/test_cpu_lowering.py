@@ -12,7 +12,6 @@ from hypothesis import given, settings
 
 from kvgen.errors import UnsupportedError
 from kvgen.lower.backend import get_backend
-from kvgen.lower.cpu import lowering
 from kvgen.lower.schedule import Params, Schedule, layout_of
 from kvgen.spec import KernelSpec, load_spec
 from kvgen.toolchain.compilers import find_gxx
@@ -54,34 +53,6 @@ def test_a_spec_is_refused_or_its_default_is_in_its_space(spec: KernelSpec) -> N
     assert default.layout in space.layouts()
     for work in spec.workloads:
         assert space.launches(default.layout, work)
-
-
-@pytest.mark.parametrize(("key", "value", "block"), [(48, 512, 1536), (272, 16, 544)])
-def test_blocks_hold_whole_groups_of_any_two_sizes(key: int, value: int, block: int) -> None:
-    quant = {"bits": 4, "axis": "channel"}
-    spec = spec_of(key=quant | {"group": key}, value=quant | {"group": value})
-    space, default = CPU.space(spec, "cpu"), CPU.default(spec, "cpu")
-    assert default.layout["block"] == block
-    assert space.check(default) == []
-    assert default.layout in space.layouts()
-
-
-@pytest.mark.parametrize(
-    ("heads", "bits", "rows", "tiles"),
-    [(4, 512, 4, 4), (6, 512, 6, 2), (2, 256, 2, 2), (4, 128, 4, 1)],
-)
-def test_the_sums_of_the_default_fit_the_registers(monkeypatch: pytest.MonkeyPatch, heads: int, bits: int, rows: int, tiles: int) -> None:
-    monkeypatch.setattr(lowering, "vector_bits", lambda: bits)
-    monkeypatch.setattr(lowering, "vector_registers", lambda: 32 if bits == 512 else 16)
-    spec = spec_of(attention={"q_heads": heads, "kv_heads": 1, "head_dim": 128})
-    default = CPU.default(spec, "cpu")
-    shapes = [
-        (launch["rows"], launch["key_tiles"], launch["value_tiles"])
-        for launch in (default.launch, *CPU.space(spec, "cpu").launches(default.layout, spec.workloads[0]))
-    ]
-    assert shapes[0] == (rows, tiles, tiles)
-    assert shapes[0] in shapes[1:]
-    assert all(n * max(k, v) * 512 // bits <= (24 if bits == 512 else 12) or k == v == 1 for n, k, v in shapes)
 
 
 @pytest.mark.parametrize("name", ["module.hpp", "matrix.hpp", "softcap.hpp"])

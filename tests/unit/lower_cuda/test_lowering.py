@@ -149,12 +149,3 @@ def test_name_arch_and_workloads_leave_no_trace() -> None:
     schedule = CUDA.default(SPEC, "sm80")
     assert CUDA.lower(SPEC, schedule, "sm90").id == CUDA.lower(other, schedule, "sm90").id
     assert CUDA.lower(SPEC, schedule, "sm90").id != CUDA.lower(SPEC, schedule, "sm80").id
-
-
-def test_only_what_a_spec_asks_for_is_included() -> None:
-    plain, capped = (
-        {path.name for path in CUDA.lower(spec, CUDA.default(spec, "sm90"), "sm90").headers}
-        for spec in (SPEC, spec_of("k4v4:cap30", "sm90", WORK))
-    )
-    assert capped - plain == {"softcap.cuh"}
-    assert {"exports.cuh", "integers.cuh", "plan.hpp", "format.hpp"} <= plain
