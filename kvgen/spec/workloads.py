@@ -72,8 +72,8 @@ def matrix_coordinates(tokens: int, channels: int) -> Coordinates:
 def coordinates_of(workload: AnyWorkload) -> Coordinates:
     """The coordinates of a workload.
 
-    The bytes that a kernel reads follow the tokens of all sequences, so these decide how many splits and stages pay off; kv_len by itself does
-    not.
+    The bytes that a kernel reads follow the tokens of all sequences, so these decide how many splits and stages pay off; kv_len by itself
+    does not.
     """
     if isinstance(workload, MatrixShape):
         return matrix_coordinates(workload.tokens, workload.channels)
