@@ -1,14 +1,15 @@
-"""The table of back ends, and how their launches divide calls."""
+"""The table of back ends, how their launches divide calls, and what both of those for GPUs refuse."""
 
 from __future__ import annotations
 
 import pytest
 
 from benchmarks.gpu_words import schedules_of, spec_of
-from kvgen.errors import KvgenError
+from kvgen.errors import KvgenError, UnsupportedError
 from kvgen.lower.backend import backends_for, get_backend
-from kvgen.spec import Workload, presets
+from kvgen.spec import KernelSpec, Workload, presets
 from kvgen.spec.dispatch import MOST_WAVES, Tiling
+from tests.support.specs import kv4_spec
 
 
 def test_each_target_has_its_back_ends_and_other_names_are_refused() -> None:
@@ -46,3 +47,23 @@ def test_more_query_rows_than_a_cta_holds_are_more_heads() -> None:
     """32 query heads over each of two KV heads."""
     assert tiling_of("k4v4:h64/2").heads == 4
     assert tiling_of("k4v4:h64/2", "default", "tilelang").heads == 8
+
+
+REFUSED: dict[str, KernelSpec] = {
+    "attention.dtype is float32": kv4_spec(attention={"dtype": "float32"}),
+    r"attention.head_dim \(512\) is more than 256": kv4_spec(attention={"head_dim": 512}, value={"group": 512}),
+    r"attention.q_len \(64\) is more than 8": kv4_spec(attention={"q_len": 64}),
+    r"key.group \(8 channels\)": kv4_spec(key={"axis": "token", "group": 8}),
+    r"value.group \(8 channels\)": kv4_spec(value={"group": 8}),
+    "32 query heads times 5 query tokens": kv4_spec(attention={"q_heads": 64, "kv_heads": 2, "q_len": 5}),
+}
+
+
+@pytest.mark.parametrize("name", ["cuda", "tilelang"])
+def test_what_gpus_cannot_do_is_named_and_nothing_else_is_built(name: str) -> None:
+    backend = get_backend(name)
+    for words, example in REFUSED.items():
+        for target in backend.targets:
+            with pytest.raises(UnsupportedError, match=words):
+                backend.default(example, target)
+    assert backend.unsupported(kv4_spec(), "cpu") == "it lowers for sm80, sm89, sm90, not for cpu"
