@@ -12,7 +12,6 @@ from kvgen.cli.options import Json, Keys, require_keys
 from kvgen.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
-    from kvgen.errors import HostError
     from kvgen.registry import Found, Store
     from kvgen.tune.regression import Checked
 
@@ -32,19 +31,15 @@ def check(
     not use it. Otherwise 3 if this machine failed: its disk, compiler or workers. If only a device is missing, 0, and the last line says
     so.
     """
-    from kvgen.errors import HostError
     from kvgen.measure.worker import Worker
-    from kvgen.tune.regression import check_registry, summary, unreachable
+    from kvgen.tune.regression import check_registry, summary
 
     keys, archs = keys or [], arch or []
     results: list[Checked] = []
     try:
         with Worker() as worker:
             for store, found in _read(registry, keys, archs):
-                if isinstance(found, HostError):
-                    results.append(unreachable(store.name, found))
-                else:
-                    results += check_registry(store, found, worker, keys=keys, archs=archs, speed=speed, accept=accept, compiling=compiling)
+                results += check_registry(store, found, worker, keys=keys, archs=archs, speed=speed, accept=accept, compiling=compiling)
     except KeyboardInterrupt:
         if results and not as_json:  # half of a JSON array would pass for all of it
             _print(results)
@@ -65,25 +60,20 @@ def check(
         raise typer.Exit(Exit.NO_KERNEL)
 
 
-def _read(registry: Path | None, keys: list[str], archs: list[str]) -> list[tuple[Store, list[Found] | HostError]]:
-    """The registries, each with its entries or why it cannot be read. Raises BadParameter for a selection that matches nothing."""
+def _read(registry: Path | None, keys: list[str], archs: list[str]) -> list[tuple[Store, list[Found]]]:
+    """The registries, each with its entries. Raises BadParameter for a selection that matches nothing, HostError."""
     from kvgen.arch import Target
-    from kvgen.errors import HostError
     from kvgen.registry import Store, packaged_store, user_store
 
     if unknown := [name for name in archs if name not in get_args(Target)]:
         raise typer.BadParameter(f"there is no target {unknown[0]!r}; choose from {', '.join(get_args(Target))}")
     if registry is not None and not registry.is_dir():
         raise typer.BadParameter(f"there is no folder {registry}")
-    read: list[tuple[Store, list[Found] | HostError]] = []
-    for store in [user_store(), packaged_store()] if registry is None else [Store(registry, registry.resolve().name)]:
-        try:
-            read.append((store, store.all()))
-        except HostError as error:  # noqa: PERF203 - the others are read
-            read.append((store, error))
-    known = [one.key for _, found in read if not isinstance(found, HostError) for one in found]
-    if registry is not None and not known and not isinstance(read[0][1], HostError):
-        raise typer.BadParameter(read[0][0].without_entries())
+    stores = [user_store(), packaged_store()] if registry is None else [Store(registry, registry.resolve().name)]
+    read = [(store, store.all()) for store in stores]
+    known = [one.key for _, found in read for one in found]
+    if registry is not None and not known:
+        raise typer.BadParameter(stores[0].without_entries())
     require_keys(keys, known)
     return read
 

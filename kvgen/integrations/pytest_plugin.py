@@ -64,16 +64,15 @@ class Registry(pytest.Collector):
         from kvgen.errors import HostError, printable
         from kvgen.measure.worker import Worker
         from kvgen.registry import Store
-        from kvgen.tune.regression import check_entry, file_problem, unreachable
+        from kvgen.tune.regression import check_entry, file_problem
 
         store = Store(self.path, self.name)
         try:
             every = store.all()
-            if not every:
-                raise HostError(store.without_entries())
         except HostError as error:
-            yield Check.from_parent(self, name="registry", check=partial(_known, unreachable(self.name, error)))
-            return
+            raise self.CollectError(str(error)) from error
+        if not every:
+            raise self.CollectError(store.without_entries())
         worker = self.config.stash.setdefault(_WORKER, Worker())  # one for the whole run; it starts when it is first needed
         speed = self.config.getoption("--kvgen-speed")
         for one in every:

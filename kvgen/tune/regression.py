@@ -38,8 +38,6 @@ Status = Literal["good", "changed", "damaged", "regressed", "unable"]
 Verdict = Literal["good", "damaged", "regressed", "unable"]
 FAILING: tuple[Verdict, ...] = ("damaged", "regressed")
 """What a check fails for. Of a damaged entry nothing is known, so it is not called a regression."""
-REGISTRY = "(registry)"
-"""The key of a finding about a whole registry that cannot be read or written."""
 COUNTED = ("registers", "spill_bytes", "shared_bytes")
 BROKEN_COMPILER = ("internal compiler error", "cannot execute")
 """Messages of a compiler that failed for reasons other than the source."""
@@ -152,7 +150,7 @@ def check_registry(
                     store.put(checked.renewed)
                 checked = replace(checked, accepted=checked.regressed)
             except (KvgenError, OSError) as error:
-                checked = replace(checked, findings=(*checked.findings, *unreachable(store.name, error).findings))
+                checked = replace(checked, findings=(*checked.findings, Finding("registry", "unable", str(error), environment=True)))
         yield checked
     yield from (replace(problem, registry=store.name) for problem in map(file_problem, found) if problem is not None)
 
@@ -166,14 +164,9 @@ def file_problem(one: Found) -> Checked | None:
     return Checked(one.key, (Finding("registry", "regressed", f"get_kernel looks for it as {name}.json, and it is {one.path.name}"),))
 
 
-def unreachable(registry: str, error: Exception) -> Checked:
-    """A registry that this machine cannot read or write."""
-    return Checked(REGISTRY, (Finding("registry", "unable", str(error), environment=True),), registry=registry)
-
-
 def summary(results: Sequence[Checked], *, accept: bool = False) -> str:
     """One line: the number of entries by verdict, and what was not checked, with the reasons."""
-    entries = Counter(one.verdict for one in results if one.key != REGISTRY)
+    entries = Counter(one.verdict for one in results)
     count = sum(entries.values())
     told = f"{count} {'entry' if count == 1 else 'entries'}, "
     told += f"{entries['good']} good, {entries['regressed']} regressed, {entries['unable']} unable"
