@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -126,85 +126,63 @@ def doctor(as_json: Json = False) -> None:
 
 def examine() -> dict[str, Any]:
     """The results of `doctor`: checks, folders, and the targets that can be built on this machine."""
+    from importlib.metadata import version
+
+    import torch
+
     from kvgen import __version__
     from kvgen._machine import gpu_capability
-    from kvgen.arch import GPUS
-    from kvgen.errors import KvgenError
-    from kvgen.extras import EXTRAS
-    from kvgen.lower.backend import NAMES
+    from kvgen.arch import GPUS, target_of
+    from kvgen.errors import KvgenError, ToolchainMissing
+    from kvgen.extras import EXTRAS, require
+    from kvgen.lower.backend import NAMES, get_backend
     from kvgen.registry import stores
     from kvgen.registry.entry import here
     from kvgen.toolchain import ArtifactCache
     from kvgen.toolchain.compilers import find_gxx, find_nvcc
 
+    capability = gpu_capability()
+
+    def gpu() -> str:
+        if capability is None:
+            raise ToolchainMissing("no NVIDIA GPU is visible: kernels for the CPU only, GPU kernels with --compile-only")
+        target = target_of(capability)
+        return f"{here(target).get('name')}, {target}, driver {here(target).get('driver')}"
+
+    def backend(name: str) -> str:
+        found = get_backend(name)
+        if (reason := found.missing()) is not None:
+            raise ToolchainMissing(reason)
+        return f"for {', '.join(found.targets)}"
+
+    def packages(extra: str) -> str:
+        require(f"kvgen[{extra}]", *EXTRAS[extra])
+        return ", ".join(f"{package} {version(package)}" for package in EXTRAS[extra])
+
+    def entries(store: Store) -> str:
+        found = store.all()
+        damaged = sum(one.entry is None for one in found)
+        return f"{store.root} ({len(found)} entries" + (f", {damaged} damaged)" if damaged else ")")
+
+    def told(ask: Callable[[], str]) -> tuple[bool, str]:
+        try:
+            return True, ask()
+        except KvgenError as error:
+            return False, str(error)
+
     asked: dict[str, Callable[[], str]] = {
         "g++": lambda: f"{find_gxx()} ({find_gxx().path})",
         "nvcc": lambda: f"{find_nvcc()} ({find_nvcc().path})",
         "CPU": lambda: f"{here('cpu')['name']}, {here('cpu')['threads']} threads",
-        "GPU": _gpu,
-        "torch": _torch,
-        **{f"back end {name}": partial(_backend, name) for name in NAMES},
-        **{f"kvgen[{extra}]": partial(_packages, extra, packages) for extra, packages in EXTRAS.items()},
+        "GPU": gpu,
+        "torch": lambda: f"{torch.__version__}, " + (f"CUDA {torch.version.cuda}" if torch.cuda.is_available() else "no CUDA device"),
+        **{f"back end {name}": partial(backend, name) for name in NAMES},
+        **{f"kvgen[{extra}]": partial(packages, extra) for extra in EXTRAS},
     }
-    checks = []
-    for name, ask in asked.items():
-        try:
-            checks.append({"name": name, "ok": True, "detail": ask()})
-        except KvgenError as error:  # noqa: PERF203 - the others are asked
-            checks.append({"name": name, "ok": False, "detail": str(error)})
+    checks = [{"name": name, "ok": ok, "detail": detail} for name, (ok, detail) in ((name, told(ask)) for name, ask in asked.items())]
     good = {check["name"] for check in checks if check["ok"]}
     targets = ["cpu"] if {"g++", "back end cpu"} <= good else []
     if "nvcc" in good and {"back end cuda", "back end tilelang"} & good:
         targets += GPUS
-    places = {"cache": str(ArtifactCache().root), **{f"{store.name} registry": f"{store.root} ({_entries(store)})" for store in stores()}}
-    return {"kvgen": __version__, "checks": checks, "places": places, "targets": targets, "gpu_capability": gpu_capability()}
-
-
-def _gpu() -> str:
-    from kvgen._machine import gpu_capability
-    from kvgen.arch import target_of
-    from kvgen.errors import ToolchainMissing
-    from kvgen.registry.entry import here
-
-    capability = gpu_capability()
-    if capability is None:
-        raise ToolchainMissing("no NVIDIA GPU is visible: kernels for the CPU only, GPU kernels with --compile-only")
-    target = target_of(capability)
-    return f"{here(target).get('name')}, {target}, driver {here(target).get('driver')}"
-
-
-def _torch() -> str:
-    import torch
-
-    return f"{torch.__version__}, " + (f"CUDA {torch.version.cuda}" if torch.cuda.is_available() else "no CUDA device")
-
-
-def _backend(name: str) -> str:
-    from kvgen.errors import ToolchainMissing
-    from kvgen.lower.backend import get_backend
-
-    backend = get_backend(name)
-    if (reason := backend.missing()) is not None:
-        raise ToolchainMissing(reason)
-    return f"for {', '.join(backend.targets)}"
-
-
-def _packages(extra: str, packages: Sequence[str]) -> str:
-    from importlib.metadata import version
-
-    from kvgen.extras import require
-
-    require(f"kvgen[{extra}]", *packages)
-    return ", ".join(f"{package} {version(package)}" for package in packages)
-
-
-def _entries(store: Store) -> str:
-    """How many entries a store has, or why that is not known."""
-    from kvgen.errors import HostError
-
-    try:
-        entries = store.all()
-    except HostError as error:
-        return str(error)
-    damaged = sum(1 for one in entries if one.entry is None)
-    return f"{len(entries)} entries" + (f", {damaged} damaged" if damaged else "")
+    places = {"cache": str(ArtifactCache().root), **{f"{store.name} registry": told(partial(entries, store))[1] for store in stores()}}
+    return {"kvgen": __version__, "checks": checks, "places": places, "targets": targets, "gpu_capability": capability}

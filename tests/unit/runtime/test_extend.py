@@ -182,27 +182,24 @@ def test_equal_lengths_need_no_flash_attention(name: str, length: int, q_len: in
 
 
 ROUTES = {
-    "window": ({"window": 40}, ["flash"]),
+    "window": ({"window": 40, "page": 64}, ["flash"]),
     "softcap": ({"softcap": 2.0}, []),
-    "window and softcap": ({"window": 33, "softcap": 2.0}, []),
+    "window and softcap": ({"window": 33, "softcap": 2.0, "page": 64}, []),
 }
 
 
-@pytest.mark.parametrize("page", [0, 64])
 @pytest.mark.parametrize("name", ROUTES)
-def test_windows_and_soft_caps_on_the_route_of_a_gpu(
-    name: str, page: int, kernels: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_windows_and_soft_caps_on_the_route_of_a_gpu(name: str, kernels: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch) -> None:
     """Flash attention has windows, plain products have soft caps, few queries at a time. cuDNN has neither. Queries may see nothing."""
     attention, route = ROUTES[name]
     monkeypatch.setattr(extend, "SCORE_BYTES", 4 * 4 * 340 * 7)
-    v = variant(spec_of(k="4c32", v="4t32", page=page, **attention), BLOCK_32)
+    v = variant(spec_of(k="4c32", v="4t32", **attention), BLOCK_32)
     a, q_len = v.spec.attention, 50
     cache, oracle = filled(v)
     for step in range(2):
         q, *new = (normal(seed + step, q_len, heads, a.head_dim, v.dtype) for seed, heads in ((3, 4), (4, 2), (5, 2)))
         near(v, v.decode(q, *new, cache, out=torch.full_like(q, torch.nan), lse=True), oracle.decode(q, *new))
-    if page:  # more queries than the empty sequence has tokens now
+    if "page" in attention:  # more queries than the empty sequence has tokens now
         q = normal(9, 130, a.q_heads, a.head_dim, v.dtype)
         near(v, v.attend(q, cache, lse=True, scale=0.3), oracle.attend(q, scale=0.3))
     assert {kernel for kernel, _ in kernels} == set(route)
@@ -212,7 +209,7 @@ def test_windows_and_soft_caps_on_the_route_of_a_gpu(
 @pytest.mark.parametrize("softcap", [0.0, 2.0])
 def test_sinks_join_the_softmax_once(lengths: tuple[int, ...], softcap: float, kernels: list[tuple[str, int]]) -> None:
     """Over one part or two, with the LSE or without; a query that sees nothing has an output of 0, and its sink for LSE."""
-    v = variant(spec_of(softcap=softcap), BLOCK_32)
+    v = variant(spec_of(k="4c32", v="4t32", softcap=softcap), BLOCK_32)
     a, q_len = v.spec.attention, 50
     cache = v.new_cache(4, 512)
     k, x = (normal(seed, max(lengths), a.kv_heads, a.head_dim, v.dtype) for seed in (1, 2))
