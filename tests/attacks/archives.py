@@ -1,31 +1,26 @@
-"""`python -m tests.attacks.archives --count 500 --seed 0`: damaged and hostile archives, none of which may be taken.
-
-An archive with modules is exported, damaged in `--count` ways and imported. Each must be refused with a KvgenError that gives a
-reason; store, cache and a tree of canary files around them must be what they were. Exit code 1 where one is taken or does harm.
-"""
+"""Archives that are damaged or hostile, none of which may be taken. A damage is a function of (archive, random) that gives other bytes."""
 
 from __future__ import annotations
 
-import argparse
+import gzip
 import hashlib
+import io
+import json
 import random
-import resource
-import sys
-import tempfile
+import tarfile
 from collections import Counter
+from collections.abc import Callable
 from itertools import cycle, islice
 from pathlib import Path
+from typing import Any
 
 from kvgen.errors import HostError, KvgenError
 from kvgen.lower import backend as backends
 from kvgen.registry import Store, archive
 from kvgen.toolchain import ArtifactCache
 from kvgen.tune.compile_only import compile_space
-from tests.attacks.damages import DAMAGES
+from tests.attacks.forging import forged, opened, sealed, with_entry
 from tests.support.tuning import FakeBackend, tiny_spec
-
-MOST_MEMORY = 1 << 30
-"""Bytes of address space that imports may use beyond what is mapped: a bomb that is not refused shows here."""
 
 
 def tree(root: Path) -> dict[str, str]:
@@ -90,19 +85,150 @@ def attack(root: Path, count: int, seed: int) -> tuple[Counter[str], list[str]]:
     return refused, failures
 
 
-def main() -> None:
-    """Run the attacks and print what became of them."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--count", type=int, default=500)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (mapped + MOST_MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]))
-    with tempfile.TemporaryDirectory() as folder:
-        refused, failures = attack(Path(folder), arguments.count, arguments.seed)
-    print(*(f"{number:5} {name} refused" for name, number in refused.items()), *(f"FAILED {failure}" for failure in failures), sep="\n")
-    sys.exit(bool(failures))
+Damage = Callable[[bytes, random.Random], bytes]
+NAMES = (
+    "../evil", "../../../../etc/evil", "/etc/evil", "entries/../../evil/x/y", "modules/../evil.so", "modules/..", ".", "modules/./x.so",
+    "modules//x.so", "modules/a\nb.so", "~/evil", "-rf", "modules/" + "k" * 300 + ".so", "modules/ключ.so", ".git/config", "C:\\evil",
+)  # fmt: skip
+KINDS = (
+    tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE, tarfile.GNUTYPE_SPARSE,
+)  # fmt: skip
 
 
-if __name__ == "__main__":
-    main()
+def flip_bit(data: bytes, rng: random.Random) -> bytes:
+    """One bit of what is compressed, or of the checksum behind it."""
+    at = rng.randrange(10, len(data))
+    return data[:at] + bytes([data[at] ^ 1 << rng.randrange(8)]) + data[at + 1 :]
+
+
+def flip_bit_of_a_member(data: bytes, rng: random.Random) -> bytes:
+    """One bit of an entry or a module, under a right checksum."""
+    index, members = opened(data)
+    name = rng.choice(sorted(members))
+    content = bytearray(members[name])
+    content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+    return forged(index, {**members, name: bytes(content)})
+
+
+def truncate(data: bytes, rng: random.Random) -> bytes:
+    """The beginning only, of the file or of the tar in it."""
+    tar = gzip.decompress(data)
+    end = tar.rstrip(b"\0")
+    return rng.choice([data[: rng.randrange(len(data))], sealed(tar[: rng.randrange(len(end))])])
+
+
+def append(data: bytes, rng: random.Random) -> bytes:
+    """Something behind the end: noise, another member of gzip, or more tar."""
+    more = forged({}, {"modules/x.so": b"x"})
+    return rng.choice([data + rng.randbytes(8), data + gzip.compress(b"more"), data + more, sealed(gzip.decompress(data) + b"more")])
+
+
+def no_archive(data: bytes, rng: random.Random) -> bytes:
+    """Another file, or an archive of another version."""
+    index, members = opened(data)
+    other = forged({**index, "format": rng.choice([1, 2, 4, "3", None])}, members)
+    return rng.choice([b"", rng.randbytes(1000), gzip.compress(rng.randbytes(1000)), other])
+
+
+def swap(data: bytes, rng: random.Random) -> bytes:
+    """Members have each other's contents, lie under others' keys, are described twice or not at all, or are missing."""
+    index, members = opened(data)
+    one, two = rng.sample([name for name in sorted(members) if name.startswith("modules/")], 2)
+    key = one.removeprefix("modules/").removesuffix(".so")
+    kind = rng.randrange(4)
+    if kind == 0:
+        members[one], members[two] = members[two] + b" ", members[one]
+    elif kind == 1:
+        del index["modules"][key]
+    elif kind == 2:
+        del members[one]
+    else:
+        index["modules"]["0" * 16] = index["modules"].pop(key)
+    return forged(index, members)
+
+
+def hostile_member(data: bytes, rng: random.Random) -> bytes:
+    """A member whose name leads elsewhere, which is there twice, or is no plain file."""
+    index, members = opened(data)
+    info = tarfile.TarInfo(rng.choice([*NAMES, *members]))
+    if rng.random() < 0.5:
+        info = tarfile.TarInfo(f"modules/{rng.randrange(100)}.so")
+        info.type, info.linkname = rng.choice(KINDS), rng.choice(["/dev/zero", "../../../../etc/passwd", "index.json"])
+    else:
+        info.size = 4
+    return forged(index, members, [(info, b"evil")])
+
+
+def hostile_facts(data: bytes, rng: random.Random) -> bytes:
+    """What the index says of a module is of another form, or leads elsewhere."""
+    index, members = opened(data)
+    facts = rng.choice(list(index["modules"].values()))
+    hostile: Any = rng.choice(["../evil", "/etc/evil", "", 7, None, [], {"a": 1}, {"seconds": "y"}, "a\nb"])
+    where = rng.choice(["source", "machine", "target", "origin", "sha256", "resources"])
+    facts[where] = f"{hostile}\n" if where == "origin" and isinstance(hostile, str) else hostile
+    others: list[Any] = [{**index, "modules": []}, {**index, "modules": {"a": 3}}, [index], None, 3, {"format": archive.FORMAT}]
+    return forged(rng.choice([index, index, *others]), members)
+
+
+def bomb(data: bytes, rng: random.Random) -> bytes:
+    """Sizes and counts beyond all bounds, of what is really there and of what a header says."""
+    index, members = opened(data)
+    kind = rng.randrange(4)
+    if kind == 0:
+        return forged(index, members, ((_sized(f"modules/{n}.so", 1 << 24), bytes(1 << 24)) for n in range(6)))
+    if kind == 1:
+        return forged(index, members, ((_sized(f"modules/{n}.so", 0), b"") for n in range(archive.MOST_MEMBERS + 1)))
+    if kind == 2:
+        return sealed(_sized("index.json", rng.choice([1 << 32, 1 << 62])).tobuf(tarfile.GNU_FORMAT) + bytes(1 << 20))
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT, pax_headers={"comment": "x" * (1 << 27)}):
+        pass
+    return rng.choice([sealed(file.getvalue()), forged(None, {"index.json": b"[" * 200_000})])
+
+
+def edit_entry(data: bytes, rng: random.Random) -> bytes:
+    """An entry of another form under a right digest, or with other contents under the old one."""
+    index, members = opened(data)
+    launch: Callable[[dict[str, Any]], Any] = lambda entry: entry["launches"][0]  # noqa: E731
+    changes: list[Callable[[dict[str, Any]], Any]] = [
+        lambda entry: launch(entry).update(artifact=rng.choice(["/etc/evil", "../" * 8 + "evil", 5])),
+        lambda entry: launch(entry).update(machine=rng.choice(["../evil", 5])),
+        lambda entry: launch(entry).update(workloads=rng.choice([["7x7"], 3, None])),
+        lambda entry: launch(entry).pop(rng.choice(["backend", "params", "workloads", "fingerprint"])),
+        lambda entry: launch(entry).update(params=rng.choice([None, 3, {"a": {}}])),
+        lambda entry: entry.update(arch=rng.choice(["../cpu", "", "sm1", None])),
+        lambda entry: entry.update(key=rng.choice(["../evil", "0" * 16])),
+        lambda entry: entry.update(timings=rng.choice([None, [{"us": float("nan")}], 3])),
+        lambda entry: entry.update(spec=rng.choice([None, {}, [], {"name": "x"}])),
+        lambda entry: entry.pop(rng.choice(["schema", "key", "spec", "arch", "device", "layout", "layout_id", "launches"])),
+        lambda entry: entry["provenance"].update(x=float(rng.choice(["inf", "nan"]))),
+    ]
+    if rng.random() < 0.7:
+        return forged(index, _signed(members, rng.choice(changes)))
+    name = next(name for name in members if name.startswith("entries/"))
+    entry = json.loads(members[name])
+    rng.choice([lambda: entry["device"].update(name="another"), lambda: entry.update(backend="x"), lambda: entry.pop("digest")])()
+    return forged(index, {**members, name: json.dumps(entry).encode()})
+
+
+_EVERY = (
+    flip_bit, flip_bit_of_a_member, truncate, append, no_archive, swap, hostile_member, hostile_facts, bomb, edit_entry,
+)  # fmt: skip
+DAMAGES: dict[str, Damage] = {function.__name__: function for function in _EVERY}
+
+
+def _sized(name: str, size: int) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.size = size
+    return info
+
+
+def _signed(members: dict[str, bytes], change: Callable[[dict[str, Any]], Any]) -> dict[str, bytes]:
+    """As `with_entry`; what has no digest, for a number that is not finite, is left without a right one."""
+    try:
+        return with_entry(members, change)
+    except ValueError:
+        name = next(name for name in members if name.startswith("entries/"))
+        entry = json.loads(members[name])
+        change(entry)
+        return {**members, name: json.dumps(entry).encode()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -10,7 +10,9 @@ from benchmarks.gpu_words import schedules_of, spec_of, workload_of
 from kvgen.arch import Target
 from kvgen.lower.backend import Source, get_backend
 from kvgen.lower.schedule import Params, Schedule
-from kvgen.spec import AnySpec, KernelSpec, load_any_spec, load_spec
+from kvgen.spec import AnySpec, KernelSpec, Workload
+from tests.support.cpu import matrix_spec
+from tests.support.cpu import spec_of as cpu_spec
 
 
 @dataclass(frozen=True)
@@ -45,52 +47,10 @@ class Case:
         return "cpu" if self.target == "cpu" else "cuda"
 
 
-def _quant(words: str) -> dict[str, Any]:
-    """`4c32` is 4 bits per channel in groups of 32, `8t16s` 8 bits per token and symmetric, `16` not quantized.
-
-    `2c32+4` has a quarter of its channels boosted.
-    """
-    if words == "16":
-        return {"bits": 16}
-    words, _, boosted = words.partition("+")
-    quant = {
-        "bits": int(words[0]),
-        "axis": "channel" if words[1] == "c" else "token",
-        "group": int(words[2:].rstrip("s")),
-        "zero": not words.endswith("s"),
-    }
-    return {**quant, "boost": {"fraction": 1 / int(boosted[0]), "select": boosted[1:] or "mean_abs"}} if boosted else quant
-
-
-def _spec(
-    heads: str,
-    dim: int,
-    k: str,
-    v: str,
-    workloads: str,
-    dtype: str = "float16",
-    page: int = 0,
-    cache: dict[str, int] | None = None,
-    **attention: Any,
-) -> KernelSpec:
-    q_heads, kv_heads = map(int, heads.split("/"))
+def _spec(heads: str, dim: int, k: str, v: str, workloads: str, page: int = 0, **sections: Any) -> KernelSpec:
+    """`workloads` are batch x kv_len, or batch x kv_len x q_len."""
     works = [dict(zip(("batch", "kv_len", "q_len"), map(int, word.split("x")), strict=False)) for word in workloads.split()]
-    return load_spec(
-        {
-            "name": "mutant",
-            "arch": "cpu",
-            "attention": {"q_heads": q_heads, "kv_heads": kv_heads, "head_dim": dim, "dtype": dtype, **attention},
-            "key": _quant(k),
-            "value": _quant(v),
-            "cache": {**({"layout": "paged", "page": page} if page else {}), **(cache or {})},
-            "workloads": works,
-        }
-    )
-
-
-def _matrix(operation: str, dtype: str, tokens: int, channels: int) -> AnySpec:
-    shape = {"tokens": tokens, "channels": channels}
-    return load_any_spec({"operation": operation, "arch": "cpu", "matrix": {"dtype": dtype}, "workloads": [shape]})
+    return replace(cpu_spec(heads, dim, k=k, v=v, page=page, **sections), workloads=tuple(Workload(**work) for work in works))
 
 
 def _case(name: str, spec: AnySpec, **changes: int | str) -> Case:
@@ -114,7 +74,7 @@ CASES: dict[str, dict[str, Case]] = {
             _case("token", _spec("4/2", 64, "4t32", "8t16", "3x900")),
             _case("value-channel", _spec("4/1", 64, "4c32", "4c32", "3x900"), block=128),
             _case("heads", _spec("8/4", 32, "4c32", "4t32", "2x900x3", q_len=3)),
-            _case("boost", _spec("4/1", 80, "2c32+4", "2t80", "2x900")),
+            _case("boost", _spec("4/1", 80, "2c32+4mean_abs", "2t80", "2x900")),
             _case("int8", _spec("4/1", 64, "8c64", "8t64", "2x900")),
             _case(
                 "unquantized",
@@ -124,7 +84,7 @@ CASES: dict[str, dict[str, Case]] = {
             _case("integers", _spec("4/1", 64, "8c32", "4t64", "1x5000 2x900"), dot="int16"),
             _case("rollback-far", _spec("4/1", 64, "4c32", "4t32", "2x900", cache={"rollback": 70}), block=32),
             _case("window-far", _spec("16/16", 64, "8c64", "8t64", "2x900", window=40000)),
-            _case("matrix", _matrix("quantize", "float32", 700, 300), rows=16),
+            _case("matrix", matrix_spec(shapes=("700x300",)), rows=16),
             _case("prompt", _spec("16/1", 64, "4c64", "4t64", "1x8192x8 2x300x8", q_len=8)),
         ),
         "cuda": (
