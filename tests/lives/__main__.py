@@ -22,10 +22,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from kvgen.errors import KvgenError
-from tests.lives.cases import LifeCase, drawn_cases
-from tests.lives.emulated import emulated
-from tests.lives.run import Built, apart, cpu, lives, on_gpu
-from tests.lives.tilelang import tilelang
+from tests.lives.emulated import emulated, tilelang
+from tests.lives.run import Built, LifeCase, apart, cpu, drawn_cases, lives, on_gpu
 from tests.unit.lower_cuda import race_checks
 
 KINDS: dict[str, tuple[Built | None, int, int]] = {

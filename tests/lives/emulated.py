@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,13 +15,25 @@ from kvgen.format.layout import PackedLayout
 from kvgen.format.residual import first_held, window_places
 from kvgen.spec import KernelSpec
 from kvgen.verify.tolerance import Comparison
-from tests.lives.draw import CUDA, KINDS, dense, drawn_gpu_spec, drawn_query, drawn_schedule, drawn_sinks, drawn_tensor
+from tests.lives.draw import (
+    CUDA,
+    KINDS,
+    TILELANG,
+    dense,
+    drawn_gpu_spec,
+    drawn_query,
+    drawn_schedule,
+    drawn_sinks,
+    drawn_tensor,
+    drawn_tilelang_spec,
+)
 from tests.lives.life import require
 from tests.support.packed import meaningful_bytes, sequence_blocks
 from tests.support.reference import ReferenceCache
 from tests.unit.lower_cuda import emulate
 from tests.unit.lower_cuda.attend_checks import cached, cleared
 from tests.unit.lower_cuda.emulate_attend import Emulated, Step
+from tests.unit.lower_tilelang.emulate import Emulated as EmulatedTileLang
 
 STEPS, PIECES = 4, 4
 UNTOUCHED = 7.0
@@ -35,6 +48,17 @@ def emulated(number: int, folder: Path) -> tuple[str, Callable[[Random], StepLif
     rows, places = ReferenceCache(spec, 1, built.layout.tokens).rows, window_places(spec, built.layout.tokens)
     packer = emulate.Emulated(built.layout, torch_dtype(spec.attention.dtype), folder / "pack", rows, places)
     return f"{spec.format()}\n{schedule}", lambda draw: StepLife(built, draw, packer)
+
+
+def tilelang(number: int, folder: Path) -> tuple[str, Callable[[Random], StepLife]]:
+    """Both programs of a number's variant; packing is the CUDA headers'."""
+    if reason := TILELANG.missing():
+        sys.exit(reason)
+    draw = Random(number)
+    spec = drawn_tilelang_spec(draw)
+    schedule = drawn_schedule(draw, TILELANG, spec, "sm90")
+    built = EmulatedTileLang(spec, schedule, folder)
+    return f"{spec.format()}\n{schedule}", lambda draw: StepLife(built, draw)
 
 
 class StepLife:

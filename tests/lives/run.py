@@ -17,17 +17,63 @@ from typing import Protocol
 
 import torch
 
+from kvgen.arch import Target
 from kvgen.errors import CheckError, CompileError, CompilerCrash
+from kvgen.format.layout import PackedLayout
+from kvgen.lower.backend import get_backend
+from kvgen.lower.schedule import Schedule, layout_of
 from kvgen.runtime.calls import Variant
 from kvgen.runtime.module import load
-from kvgen.toolchain import build
-from tests.lives.cases import LifeCase
-from tests.lives.draw import CPU, drawn_schedule, drawn_spec
+from kvgen.spec import KernelSpec
+from kvgen.toolchain import Artifact, build
+from tests.lives.draw import CPU, CUDA, TILELANG, drawn_gpu_spec, drawn_schedule, drawn_spec, drawn_tilelang_spec
 from tests.lives.life import Life, Wrong
 from tests.unit.lower_cuda import race_checks
 
 LOAD_S, LIFE_S, END_S = 900.0, 120.0, 10.0
 """Limits of loading a variant, which may have to be compiled, of one life, and of the end of a process."""
+
+
+@dataclass(frozen=True)
+class LifeCase:
+    """A spec, one of its schedules, and the target that it is compiled for."""
+
+    spec: KernelSpec
+    schedule: Schedule
+    target: Target
+
+    def __str__(self) -> str:
+        return f"{self.spec.format()}\n{self.schedule}\nfor {self.target}"
+
+    @property
+    def layout(self) -> PackedLayout:
+        """Its packed layout."""
+        return layout_of(self.spec, self.schedule.layout)
+
+    @property
+    def foreign(self) -> bool:
+        """Whether an SM90 GPU runs it through its PTX."""
+        return self.target in ("sm80", "sm89")
+
+    def artifact(self) -> Artifact:
+        """The module, from the cache or compiled now. Raises UnsupportedError, CompileError."""
+        source = get_backend(self.schedule.backend).lower(self.spec, self.schedule, self.target)
+        return build(source)
+
+    def compiled(self) -> Variant:
+        """The module, loaded. Raises as `artifact` does."""
+        return Variant(self.spec, self.layout, load(self.artifact().path))
+
+
+def drawn_cases(seed: int, count: int) -> list[LifeCase]:
+    """Cases for a GPU, the same on every machine: mostly CUDA's for SM90; some of TileLang's, some for older targets."""
+    draw, cases = Random(seed), []
+    for _ in range(count):
+        backend = draw.choices([TILELANG, CUDA], [1, 9])[0]
+        target: Target = draw.choices(["sm80", "sm89", "sm90"], [1, 1, 16])[0] if backend is CUDA else "sm90"  # type: ignore[assignment]
+        spec = drawn_gpu_spec(draw, target) if backend is CUDA else drawn_tilelang_spec(draw)
+        cases.append(LifeCase(spec, drawn_schedule(draw, backend, spec, target), target))
+    return cases
 
 
 class AnyLife(Protocol):

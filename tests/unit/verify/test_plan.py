@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from itertools import groupby, pairwise
+from itertools import groupby
 
 from hypothesis import given
 
@@ -52,21 +52,6 @@ def test_no_worker_has_more_than_the_mean_and_a_tile(step: Step) -> None:
     for worker in plan.workers:
         assert sum(tile.end - tile.first for tile in worker) <= most
         assert sum(tile.end - tile.first + shape.head_cost * (tile.split_idx == 0) for tile in worker) <= most
-
-
-@given(planned_steps())
-def test_slots_are_unique_and_those_of_a_head_follow_one_another(step: Step) -> None:
-    shape, lengths, limit, skip_empty = step
-    plan = make_plan(shape, lengths, limit, skip_empty)
-    slots = [tile.slot for tile in all_tiles(plan)]
-    assert len(set(slots)) == len(slots)
-    assert all(0 <= slot < shape.batch * shape.heads + shape.workers for slot in slots)
-    for tiles in by_head(plan).values():
-        count = len(tiles)
-        assert [tile.split_idx for tile in tiles] == list(range(count))
-        assert {tile.num_splits for tile in tiles} == {count}
-        assert [tile.slot for tile in tiles] == list(range(tiles[0].slot, tiles[0].slot + count))
-        assert all(before.end == after.first for before, after in pairwise(tiles))
 
 
 def loads(*tiles: int) -> list[HeadLoad]:
