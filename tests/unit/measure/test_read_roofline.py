@@ -7,8 +7,7 @@ import torch
 
 from kvgen.measure import read_roofline as module
 from kvgen.measure.measurement import TimingPolicy
-from kvgen.measure.read_roofline import PIECE, READS, read_roofline, read_us, source
-from kvgen.runtime.kvcache import HUGE_PAGE
+from kvgen.measure.read_roofline import PIECE, READS, read_us, source
 from kvgen.runtime.module import load_library
 from kvgen.toolchain import ArtifactCache, build
 
@@ -17,22 +16,6 @@ POLICY = TimingPolicy(seconds=0.02, warmup_seconds=0.0, cold_bytes=0, samples=5,
 
 def test_reading_more_takes_longer() -> None:
     assert read_us("cpu", 64 << 20, POLICY) > 2 * read_us("cpu", 4 << 20, POLICY)
-
-
-def test_reads_rotate_past_the_caches(monkeypatch) -> None:
-    seen: list[int] = []
-
-    class Recorder:
-        def time(self, calls, policy):
-            seen.append(len(calls))
-            return (1.0,)
-
-    monkeypatch.setattr(module, "timer_for", lambda device: Recorder())
-    meter = read_roofline("cpu")
-    meter.samples(1 << 20, TimingPolicy(cold_bytes=8 << 20))
-    meter.samples(1 << 20, TimingPolicy(cold_bytes=0))
-    meter.samples((1 << 20) - PIECE + 1, TimingPolicy(cold_bytes=8 << 20))
-    assert seen == [8, 1, 8]
 
 
 @pytest.mark.nvcc
@@ -68,10 +51,3 @@ def test_a_copy_moves_half_of_the_bytes_from_one_half_to_the_other() -> None:
     buffer[3 * PIECE :] = 0
     assert min(meter.copies(5 * PIECE, POLICY)) > 0
     assert torch.equal(buffer[3 * PIECE :], buffer[: 3 * PIECE])
-
-
-def test_the_buffer_has_the_memory_of_caches() -> None:
-    meter = module.ReadRoofline(build(source("cpu")).path, "cpu")
-    _, (buffer,) = meter._buffers(2 * HUGE_PAGE, POLICY)
-    assert buffer.data_ptr() % HUGE_PAGE == 0
-    assert int(buffer.min()) == 1

@@ -14,7 +14,7 @@ from kvgen.runtime.calls import Variant
 from kvgen.spec import Workload
 from kvgen.verify import CheckPolicy
 from kvgen.verify.calls import CallCheck
-from kvgen.verify.check import WorkloadCaches, WorkloadCheck, check, unequal
+from kvgen.verify.check import WorkloadCaches, WorkloadCheck, check
 from kvgen.verify.lives import Lives
 from kvgen.verify.sizes import Crowd, Far
 from kvgen.verify.steps import Steps
@@ -197,10 +197,3 @@ def test_a_block_that_an_earlier_variant_packed_does_not_pass_for_the_next_ones(
         assert all(torch.equal(a, b) for a, b in zip(before, now, strict=True)), "the caches are left as they were"
     with pytest.raises(CheckError, match="codes of key after decode"):
         WorkloadCheck(broken, caches).run()
-
-
-def test_unequal_lengths_hold_the_longest_and_fit() -> None:
-    assert unequal(1, 1000) == []
-    for lengths in unequal(24, 5000):
-        assert len(lengths) == 24
-        assert (max(lengths), min(lengths) >= 1) == (5000, True)

@@ -9,7 +9,7 @@ import torch
 
 from kvgen.spec import KernelSpec
 from kvgen.verify.data import learned_sinks
-from kvgen.verify.filled import FilledCache, SparseCache, free_bytes, kept, reserved
+from kvgen.verify.filled import FilledCache, SparseCache, free_bytes, reserved
 from kvgen.verify.packing import unpack_blocks
 from kvgen.verify.reference import attend
 from tests.support.cpu import spec_of
@@ -63,19 +63,6 @@ def test_sequences_hold_the_pattern_in_different_orders() -> None:
     assert not any(torch.equal(blocks[a], blocks[b]) for a in range(5) for b in range(a))
 
 
-def test_copies_hold_the_same_and_what_decode_left_can_be_undone() -> None:
-    variant = naive_variant(paged=True)
-    filled = FilledCache(variant, 2, 300, "cpu")
-    filled.set([40, 33])
-    copy = filled.copy(variant)
-    assert all(torch.equal(a, b) for a, b in zip(filled.cache.tensors, copy.tensors, strict=True) if a is not None)
-    q, k = torch.zeros(2, 1, 4, 32), torch.ones(2, 1, 2, 32)
-    variant.decode(q, k, k, copy)
-    assert not torch.equal(copy.k_residual, filled.cache.k_residual)
-    filled.restore(copy)
-    assert torch.equal(copy.k_residual, filled.cache.k_residual)
-
-
 @pytest.mark.parametrize("paged", [False, True])
 def test_a_sparse_cache_reads_as_its_marks_and_zeros(paged: bool) -> None:
     variant = naive_variant(paged)
@@ -100,12 +87,6 @@ def test_reserved_memory_is_zero_and_takes_none() -> None:
     assert x[:: 1 << 26].sum() == 0
     assert x[-1].tolist() == [0, 0, 0, 0, 0, 1]
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10
-
-
-def test_of_kept_values_the_one_that_was_not_used_for_the_longest_goes() -> None:
-    store: dict[object, str] = {}
-    assert [kept(store, key, 2, lambda key=key: key.upper()) for key in "abacb"] == list("ABACB")  # type: ignore[misc]
-    assert list(store) == ["c", "b"]
 
 
 def test_what_torch_has_cached_of_a_gpus_memory_is_free(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from kvgen.spec import load_spec
 from kvgen.verify import CheckPolicy
 from kvgen.verify.calls import query_lengths
 from kvgen.verify.lives import extend_tokens, scenarios
@@ -27,14 +26,3 @@ def test_a_spec_of_long_prompts_is_verified_with_few_query_lengths() -> None:
     _, long = scenarios(spec, naive_layout(spec), POLICY)
     assert [step.q.shape[1] for step in long.steps] == [*range(1, 9), extend_tokens(spec)]
     assert extend_tokens(spec) < 100
-
-
-def test_the_reference_of_a_quantized_cache_is_quantized_up_to_the_residual() -> None:
-    quant = {"key": {"bits": 4, "axis": "channel", "group": 32}, "value": {"bits": 2, "axis": "token", "group": 32}}
-    spec = load_spec({"attention": {"q_heads": 2, "kv_heads": 1, "head_dim": 32}, **quant})
-    for scenario in scenarios(spec, naive_layout(spec), POLICY):
-        end = max(scenario.lengths)
-        sequence, full = scenario.lengths.index(end), end // BLOCK * BLOCK
-        v = scenario.whole.seen(scenario.lengths)[1]
-        assert max(len(row.unique()) for row in v[sequence, :full, 0]) <= 4
-        assert full == end or len(v[sequence, full:end, 0].unique()) > 4

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -20,14 +20,10 @@ from kvgen.verify.packing import (
     OPERANDS,
     Quantized,
     dequantize,
-    from_blocks,
     pack_blocks,
-    param_dtype,
     quantize,
     read_codes,
     spread,
-    store,
-    to_blocks,
     unpack_blocks,
 )
 from tests.support.specs import base, layouts
@@ -87,17 +83,6 @@ def test_equals_a_plain_loop(dtype: torch.dtype, bits: Any, axis: Any, zero: boo
 def test_ties_go_to_the_even_code() -> None:
     x = torch.tensor([[0.0, 15.0, 0.5, 1.5, 2.5, 3.5, 13.5, 14.5]])
     assert quantize(x, QuantSpec(bits=4, axis="token", group=8)).codes.tolist() == [[0, 15, 0, 2, 2, 4, 14, 14]]
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_constant_group_reads_back_the_stored_zero(dtype: torch.dtype) -> None:
-    quant = QuantSpec(bits=4, axis="channel", group=16)
-    x = torch.full((16, 4), 0.3).to(dtype)
-    q = quantize(x, quant)
-    assert not q.codes.any()
-    assert not q.scale.any()
-    stored = store(x.float(), param_dtype(dtype)).double()
-    assert torch.equal(dequantize(q, quant), stored)
 
 
 def test_params_saturate_at_the_largest_half() -> None:
@@ -240,24 +225,6 @@ def test_codes_lie_where_the_layout_says(case: tuple[KernelSpec, PackedLayout], 
                 assert number >> place & ((1 << 8 * layout.param_bytes) - 1) == int.from_bytes(bytes(stored), "little")
         else:
             assert field == int.from_bytes(bytes(x[token, channel].reshape(1).view(torch.uint8).tolist()), "little")
-
-
-@settings(max_examples=40)
-@given(layouts(), st.integers(0, 2**31))
-def test_padding_is_zero_and_packing_repeats(case: tuple[KernelSpec, PackedLayout], seed: int) -> None:
-    spec, layout = case
-    given_ = blocks(spec, layout, seed, lead=(1,))
-    packed = pack_blocks(layout, *given_)
-    assert not packed[..., layout.end :].any()
-    assert torch.equal(packed, pack_blocks(layout, *given_))
-
-
-def test_blocks_of_a_sequence_and_back() -> None:
-    x = torch.arange(2 * 70 * 3 * 4).reshape(2, 70, 3, 4)
-    cut = to_blocks(x, 32)
-    assert cut.shape == (2, 3, 2, 32, 4)
-    assert torch.equal(cut[1, 2, 1, 5], x[1, 37, 2])
-    assert torch.equal(from_blocks(cut), x[:, :64])
 
 
 @pytest.mark.parametrize(

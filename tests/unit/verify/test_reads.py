@@ -27,12 +27,6 @@ def test_every_number_of_splits_that_matters_is_met_on_both_sides_of_its_boundar
     assert {(last - 1, 16384), (last, 16384), (last + 1, 16384), (16384, 16384), (16383, 16384)} <= set(pairs)
 
 
-def test_a_launch_that_splits_nothing_still_gets_edges_and_the_longest() -> None:
-    pairs = single_lengths(lambda _: 0, 128, 4096)
-    assert (4096, 4096) in pairs
-    assert (0, 1) in pairs
-
-
 @given(st.integers(1, 5000), st.integers(1, 300), st.integers(16, 512), st.integers(8, 300))
 def test_lengths_fit_whatever_the_plan_is(share: int, most: int, block: int, blocks: int) -> None:
     room = block * blocks
