@@ -99,9 +99,9 @@ def test_bad_candidates_are_named_and_the_next_one_is_served(worker: Worker, fau
 
 def test_memory_of_kvgen_is_not_the_candidates() -> None:
     """The buffers of a cold measurement alone are larger than the limit, and so they are for the next candidate."""
-    cold = replace(TIMING, cold_bytes=80 << 20, read=True)
+    cold = replace(TIMING, cold_bytes=160 << 20, read=True)
     wide = replace(job(timing=cold), workload=Workload(batch=64, kv_len=96))
-    with Worker(64 << 20) as small:
+    with Worker(128 << 20) as small:
         assert [(one.kind, one.detail) for one in (small.run(wide), small.run(wide))] == [("ok", "")] * 2
 
 
