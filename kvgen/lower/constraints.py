@@ -114,20 +114,8 @@ _CUDA = Rules(
         ),
         Rule("{warps} x {ctas_per_sm} warps leave fewer than 128 registers for each thread", lambda p: p.warps * p.ctas_per_sm <= 16),
         Rule(
-            "{warps} x {ctas_per_sm} warps leave issue slots idle, and the rings of 8 fit",
-            lambda p: (
-                p.warps * p.ctas_per_sm >= 8
-                or p.shared_bytes(p.block, 8, 32, 2, "cp_async") > p.shared_per_cta
-                or p.ring_bytes(p.block, 8, 32, 2, "cp_async") > p.most_ring
-            ),
-        ),
-        Rule(
-            "{warps} x {ctas_per_sm} warps leave issue slots idle, and the rings of 4 fit",
-            lambda p: (
-                p.warps * p.ctas_per_sm >= 4
-                or p.shared_bytes(p.block, 4, 32, 2, "cp_async") > p.shared_per_cta
-                or p.ring_bytes(p.block, 4, 32, 2, "cp_async") > p.most_ring
-            ),
+            "{warps} x {ctas_per_sm} warps leave issue slots idle, and the rings of more fit",
+            lambda p: p.warps * p.ctas_per_sm >= p.busy_warps(p.block),
         ),
         Rule(
             "bulk copies gain little, and that with whole pages; one shape of CTA is enough to see it",

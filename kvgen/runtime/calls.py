@@ -37,7 +37,7 @@ class Calls:
         self._launches = tuple(launches)
         self._distinct = tuple(dict.fromkeys(launches))
         self._only = self._distinct[0] if len(self._distinct) == 1 else None
-        self._dispatch = dispatch or Dispatch.only()
+        self._dispatch = dispatch or Dispatch(())
         self._most_q = spec.attention.q_len
 
     @property

@@ -122,15 +122,12 @@ class Dispatch:
     """Maps what the host knows of a call to the index of a launch. Thread-safe; without torch."""
 
     def __init__(self, launches: Sequence[Tiling], tuned: Sequence[tuple[Call, int]] = ()) -> None:
-        """`tuned`: the workloads that launches won at, with their indices. Of two for the same call the last one counts."""
+        """`launches`: none for a kernel of one. `tuned`: the workloads that launches won at, with their indices. Of two for the same call
+        the last one counts.
+        """
         self.launches = tuple(launches)
         self.tuned = dict(tuned)
         self._known: dict[tuple[int, int, int, int | None, bool | None], int] = {}
-
-    @classmethod
-    def only(cls) -> Dispatch:
-        """The look-up of a kernel with one launch."""
-        return cls([])
 
     def launch(self, batch: int, bound: int, q_len: int = 1, tokens: int | None = None, *, equal: bool | None = None) -> int:
         """Index of the launch for `batch` sequences, the longest of `bound` tokens at most, with `q_len` query tokens each.

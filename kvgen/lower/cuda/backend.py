@@ -108,6 +108,11 @@ def _space(spec: KernelSpec, target: Target) -> SearchSpace:
         launch = Params(warps=warps, kv_tile=kv_tile, tiles_in_flight=tiles_in_flight, copy=copy, reduction=reduction)
         return shared_memory(spec, layout, launch)
 
+    def busy_warps(block: int) -> int:
+        """Warps of a multiprocessor that fill its issue slots, as far as their rings fit."""
+        shapes = ((warps, memory(block, warps, 32, 2, "cp_async")) for warps in (8, 4))
+        return next((warps for warps, one in shapes if one.total <= GPUS[target].shared_per_cta and one.ring <= MOST_RING), 0)
+
     few_rows = key.per_channel and key.group % 64 == 0 and not key.boost.fraction and rows_of_cta(spec) <= 4
     facts: dict[str, Fact] = {
         **gpu_facts(spec, target),
@@ -119,6 +124,7 @@ def _space(spec: KernelSpec, target: Target) -> SearchSpace:
         "runs": runs(spec),
         "resident": lambda reduction: GPUS[target].resident(cluster_size(reduction)),
         "most_ring": MOST_RING,
+        "busy_warps": busy_warps,
         "shared_bytes": lambda *point: memory(*point).total,
         "ring_bytes": lambda *point: memory(*point).ring,
     }
