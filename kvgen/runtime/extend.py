@@ -106,7 +106,8 @@ def check(call: Call, cache: KVCache, arguments: Arguments) -> None:
     if not call.out.is_contiguous() and torch._debug_has_internal_overlap(call.out) == 1:
         raise ValueError("out overlaps with itself")
     given = {"q": call.q, "k_new": call.new and call.new[0], "v_new": call.new and call.new[1], "lse": call.lse, "out": call.out}
-    spans = {name: _span(x) for name, x in given.items() if x is not None}
+    of_cache = zip(("blocks", "K residual", "V residual", "lengths", "block table"), cache.tensors, strict=False)
+    spans = {name: _span(x) for name, x in (*given.items(), *((f"the cache's {name}", x) for name, x in of_cache)) if x is not None}
     for written in ("out", "lse"):
         low, high = spans.get(written, (0, 0))
         for name, (begin, end) in spans.items():

@@ -6,6 +6,7 @@ Caches hold real tokens alone; the model counts *positions*, padding included. T
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -91,14 +92,9 @@ class Passes:
 
         It refuses a change in every group of layers: all of them are asked, so that it is told once and no group is ahead of another.
         """
-        refused: CacheMismatch | None = None
-        for group in self.groups:
-            try:
-                group.first.sequences.check()
-            except CacheMismatch as error:  # noqa: PERF203
-                refused = error
-        if refused is not None:
-            raise refused
+        with ExitStack() as every:
+            for group in self.groups:
+                every.callback(group.first.sequences.check)
 
     def one_by_one(self) -> None:
         """From now on sequences have lengths of their own, which the device alone knows."""

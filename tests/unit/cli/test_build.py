@@ -2,39 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvgen.cli.build import line, progress_lines
 from kvgen.errors import HostError
 from kvgen.spec import KernelSpec
-from kvgen.tune.budget import Best, Progress
-
-SEEN = Progress(
-    "measuring",
-    "cpu[block=64 | threads=2]",
-    7,
-    20,
-    3,
-    Counter(crash=1, wrong=2),
-    {"1x4096": Best(80.0, "cpu[block=64]", 100.0), "1x128": Best(1500.0, "cpu[block=32]", None)},
-    12.0,
-    30.0,
-)
-
-
-def test_progress_tells_best_trials_failures_and_time(capsys: pytest.CaptureFixture[str]):
-    assert line("tiny", SEEN) == (
-        "tiny: measuring, 7 of 20 measured, 3 known, failed: 1 crash, 2 wrong, 12 s, 30 s left; best 1x128 1.5 ms, 1x4096 80 µs"
-    )
-    for quiet, lines in ((False, 1), (True, 0)):
-        tell = progress_lines("tiny", quiet=quiet)
-        tell(SEEN)
-        tell(SEEN)
-        assert capsys.readouterr().err.count("\n") == lines
 
 
 @pytest.mark.parametrize(("words", "built"), [((), "tuner.tune"), (("--compile-only",), "compile_only.compile_space")])

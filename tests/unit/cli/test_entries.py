@@ -137,12 +137,3 @@ def test_without_an_entry_the_launches_of_the_default_are_told(kvgen: Any, tmp_p
     assert (told["how"], told["key"], told["backend"], told["launches"]) == ("default", None, backend.name, [])
     assert told["serving"][0]["params"] == dict(backend.default(spec, arch, spec.workloads[0]).launch)
     assert kvgen("show", "0123").code == kvgen("export", "out.tar.gz").code == 3
-
-
-def test_a_workload_of_extend_attention_and_a_registry_that_is_a_file_are_refused(kvgen: Any, tmp_path: Path, monkeypatch: Any):
-    answer = kvgen("why", "tiny.yaml", "--workload", "1x512q4")
-    assert (answer.code, answer.out) == (2, "")
-    assert "q_len (4) is more than attention.q_len (1): calls with more query tokens are extend attention" in answer.said
-    monkeypatch.setenv("KVGEN_REGISTRY_DIR", str(tmp_path / "tiny.yaml" / "x"))
-    answer = kvgen("list")
-    assert (answer.code, answer.err) == (3, f"kvgen: cannot list {tmp_path}/tiny.yaml/x: Not a directory\n")

@@ -36,23 +36,6 @@ def test_accuracy_prints_and_writes_a_row_of_every_format(kvgen: Any, figures: N
     assert (row["format"], row["bits"], row["structured_weights_l1"]) == ("tiny", 6.0, 0.05)
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "said"),
-    [
-        (["no-such-format"], 2, "is neither a file nor a format; formats: "),
-        (["kitty", "kitty"], 2, "two specs are called"),
-        (["k4v2", "--csv", "tiny.yaml/a.csv"], 3, "kvgen: cannot write tiny.yaml"),
-    ],
-)
-def test_wrong_arguments_are_refused_before_anything_is_computed(
-    kvgen: Any, monkeypatch: pytest.MonkeyPatch, words: list[str], code: int, said: str
-) -> None:
-    monkeypatch.setattr(formats, "format_quality", lambda _: pytest.fail("it was computed"))
-    answer = kvgen("accuracy", *words)
-    assert answer.code == code
-    assert said in answer.said
-
-
 def test_recommend_lists_formats_and_prints_the_spec_of_the_best(kvgen: Any) -> None:
     answer = kvgen("recommend", "llama-3.1-8b", "--budget-bytes-per-token", "36KB")
     assert answer.code == 0

@@ -98,9 +98,3 @@ def test_kernels_loads_an_export_without_kvgen(python: Path, tmp_path: Path, mon
     assert near < 0.05
     assert "could be needed" in refused
     assert variant in told.variants
-
-    # a changed library is noticed by the digests
-    library = next((tmp_path / "k").glob("build/*/*.so"))
-    library.write_bytes(library.read_bytes() + b"x")
-    run = subprocess.run([python, "-c", USE, tmp_path / "k"], cwd="/", env={**kept, **own}, capture_output=True, text=True, check=False)
-    assert "DigestValidationError" in run.stderr

@@ -257,13 +257,3 @@ def test_a_model_that_is_not_the_caches_is_refused(cache_of: CacheOf) -> None:
     unknown.config.model_type = "unknown"
     with pytest.raises(ValueError, match=r"runs with sinks True, .*: put attention: {sinks: true} into the spec"):
         generated(unknown, cache_of(unknown, plain(16), 1), ids)
-
-
-@torch.no_grad()
-def test_v_that_changes_after_the_cache_took_it_is_refused(cache_of: CacheOf, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = model_of("llama", num_hidden_layers=1)
-    cache = cache_of(model, EXACT, 1)
-    update = type(cache).update
-    monkeypatch.setattr(type(cache), "update", lambda *given, **more: (lambda k, v: (k, v * 2))(*update(*given, **more)))
-    with pytest.raises(UnsupportedError, match="the model changes V"):
-        model(random_ids(1, 8), past_key_values=cache)

@@ -77,17 +77,6 @@ def test_layers_share_a_chunk_of_a_prompt_also_where_sequences_are_empty(variant
     torch.testing.assert_close(variant.unpack(caches[1])[0].float(), new.float(), atol=0.5, rtol=0)
 
 
-def test_a_layer_is_made_before_there_are_tokens(variant: Variant) -> None:
-    cache = prefilled(variant, [5, 6, 7])[0]
-    with pytest.raises(ValueError, match="the cache in like has tokens, which a new layer would lack"):
-        variant.new_cache(like=cache)
-    cache.clear()
-    assert variant.new_cache(like=cache).lengths is cache.lengths
-    cache.sequences.captured = True
-    with pytest.raises(ValueError, match="make all layers before that"):
-        variant.new_cache(like=cache)
-
-
 def test_calls_that_would_advance_shared_lengths_are_refused(variant: Variant) -> None:
     caches = prefilled(variant, [5, 6, 7])
     new = random(1, 2, 1)
