@@ -6,6 +6,7 @@ A finished measurement is added to its study as one whole trial, so a killed pro
 from __future__ import annotations
 
 import random
+import sqlite3
 import time
 import warnings
 from collections.abc import Iterator, Mapping
@@ -17,7 +18,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.samplers import PartialFixedSampler, TPESampler
 from optuna.storages import BaseStorage, RDBStorage
 from optuna.trial import TrialState, create_trial
-from sqlalchemy.engine import URL, make_url
+from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
 from kvgen.errors import HostError, KvgenError, host_errors
@@ -113,11 +114,12 @@ def open_file(path: Path) -> BaseStorage:
     """Storage in one file of SQLite. Raises HostError where it cannot be opened or is damaged."""
     with host_errors("open the studies", path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        return open_database(URL.create("sqlite", database=str(path)).render_as_string())
-    except KvgenError as error:
-        why = str(error).rpartition(": ")[2]
-        raise HostError(f"cannot open the studies {path}: {why}; without the file its measurements are taken anew", path) from None
+    try:  # by a path and not by a URL, which cannot hold every path
+        return RDBStorage("sqlite://", engine_kwargs={"creator": lambda: sqlite3.connect(path)})
+    except Exception as error:  # of optuna, of SQLAlchemy, or of SQLite
+        raise HostError(
+            f"cannot open the studies {path}: {_reason(error)}; without the file its measurements are taken anew", path
+        ) from None
 
 
 def open_database(url: str) -> BaseStorage:
