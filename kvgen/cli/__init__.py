@@ -12,8 +12,12 @@ from typing import NoReturn
 
 import typer
 
+from kvgen import errors
 from kvgen.children import kill_all
-from kvgen.cli.app import Ended, Exit, app, error_json, exit_code, message_of
+from kvgen.cli.app import Ended, Exit, app
+
+CODES = {KeyboardInterrupt: Exit.INTERRUPTED, errors.SpecError: Exit.USAGE, errors.CheckError: Exit.REGRESSION}
+"""Exit codes of exceptions; NO_KERNEL of all others."""
 
 
 def commands() -> typer.Typer:
@@ -41,11 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             kill_all()
         if debug:
             raise
-        if isinstance(error, BrokenPipeError):
-            _end_output()
-        else:
-            _report(error, as_json="--json" in given)
-        sys.exit(exit_code(error))
+        sys.exit(_report(error, as_json="--json" in given))
     sys.exit(Exit.GOOD)
 
 
@@ -55,17 +55,26 @@ def _terminated(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def _report(error: BaseException, *, as_json: bool) -> None:
+def _report(error: BaseException, *, as_json: bool) -> Exit:
+    """Tell the user of an exception; the exit code for it."""
+    if isinstance(error, BrokenPipeError):
+        _end_output()
+        return Exit.UNREAD
+    code = next((code for kind, code in CODES.items() if isinstance(error, kind)), Exit.NO_KERNEL)
+    message = f"internal error: {type(error).__name__}: {error} (--debug shows where)"
+    if isinstance(error, KeyboardInterrupt | errors.KvgenError | OSError):
+        message = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
     if as_json:
         from kvgen.cli.output import print_json
 
         try:
-            print_json(error_json(error))
+            print_json({"error": {"kind": type(error).__name__, "message": message, "exit": int(code)}})
             sys.stdout.flush()
         except OSError:  # on a full disk the answer itself may be what failed
             _end_output()
     with suppress(OSError):
-        typer.echo(f"kvgen: {message_of(error)}", err=True)
+        typer.echo(f"kvgen: {message}", err=True)
+    return code
 
 
 def _end_output() -> None:

@@ -1,4 +1,4 @@
-"""The application, which every module of commands adds its own to; exit codes, and what a user reads of an error."""
+"""The application, which every module of commands adds its own to; exit codes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from kvgen import __version__, errors
+from kvgen import __version__
 
 
 class Exit(IntEnum):
@@ -58,28 +58,3 @@ def _options(
     version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")] = False,
 ) -> None:
     """Options that come before a command; the one there is acts in its callback."""
-
-
-def exit_code(error: BaseException) -> Exit:
-    """The exit code of an exception."""
-    codes = {
-        KeyboardInterrupt: Exit.INTERRUPTED,
-        BrokenPipeError: Exit.UNREAD,
-        errors.SpecError: Exit.USAGE,
-        errors.CheckError: Exit.REGRESSION,
-    }
-    return next((code for kind, code in codes.items() if isinstance(error, kind)), Exit.NO_KERNEL)
-
-
-def message_of(error: BaseException) -> str:
-    """What a user reads of an exception."""
-    if isinstance(error, KeyboardInterrupt):
-        return "interrupted"
-    if isinstance(error, (errors.KvgenError, OSError)):
-        return str(error)
-    return f"internal error: {type(error).__name__}: {error} (--debug shows where)"
-
-
-def error_json(error: BaseException) -> dict[str, Any]:
-    """An exception as plain data."""
-    return {"error": {"kind": type(error).__name__, "message": message_of(error), "exit": int(exit_code(error))}}

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 WORD = 16
 """Characters of the longest words that tables do not cut: those of a key."""
-LAUNCH_COLUMNS = ("workload", "back end", "tuned", "default", "speed-up", "pure read", "of read speed", "launch")
 
 
 def print_json(value: Any) -> None:
@@ -56,13 +55,9 @@ def print_launches(title: str, entry: Entry) -> None:
     """A row for each launch of an entry, further launches last: times that were not measured are dashes."""
     from kvgen.spec import MatrixSpec
 
-    copies = isinstance(entry.spec, MatrixSpec)
-    columns = [name.replace("pure read", "copy").replace("read", "copy") if copies else name for name in LAUNCH_COLUMNS]
-    print_table(title, columns, launch_rows(entry), right=columns[2:7])
-
-
-def launch_rows(entry: Entry) -> list[tuple[str, ...]]:
-    """The rows of LAUNCH_COLUMNS."""
+    columns = ["workload", "back end", "tuned", "default", "speed-up", "pure read", "of read speed", "launch"]
+    if isinstance(entry.spec, MatrixSpec):
+        columns = [name.replace("pure read", "copy").replace("read", "copy") for name in columns]
     told: list[tuple[str, ...]] = []
     for work, launch in entry.tuned:
         timing = entry.timing(work)
@@ -71,7 +66,8 @@ def launch_rows(entry: Entry) -> list[tuple[str, ...]]:
         fraction = f"{timing.read_fraction:.0%}" if timing and timing.read_fraction is not None else "–"
         times = (microseconds(us), microseconds(default), faster, microseconds(read), fraction)
         told.append((work.key, launch.backend, *times, str(launch.params)))
-    return told + [("other calls", launch.backend, *["–"] * 5, str(launch.params)) for launch in entry.launches if not launch.workloads]
+    told += [("other calls", launch.backend, *["–"] * 5, str(launch.params)) for launch in entry.launches if not launch.workloads]
+    print_table(title, columns, told, right=columns[2:7])
 
 
 def describe(spec: AnySpec) -> str:
