@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvgen.format.layout import Operand, PackedLayout, Which
+from kvgen.format.layout import Operand, PackedLayout, Which, full_runs
 from kvgen.format.residual import ResidualRows, residual_rows, window_places
 from kvgen.spec import KernelSpec
 
@@ -53,7 +53,7 @@ def _operand(layout: PackedLayout, which: Which) -> Iterator[str]:
     yield f"    using Codec = kvgen::{op.codec.type};"
     flags = {"PerChannel": op.per_channel, "PerToken": op.per_token, "Zero": op.zero, "RowsAreTokens": op.rows_are_tokens}
     yield "    static constexpr bool " + ", ".join(f"k{name} = {str(value).lower()}" for name, value in flags.items()) + ";"
-    yield _numbers("    ", Group=op.group, Params=op.params, Runs=layout.full_runs(which), CodeChannels=layout.code_channels(which))
+    yield _numbers("    ", Group=op.group, Params=op.params, Runs=full_runs(op, layout.head_dim), CodeChannels=layout.code_channels(which))
     yield _numbers("    ", Codes=layout.codes_offset(which), CodesBytes=layout.codes_bytes(which))
     yield _numbers("    ", ChannelParams=layout.channel_params_offset(which), TokenParams=layout.token_params_offset(which))
     yield _numbers("    ", TokenParamsBytes=layout.token_params_bytes(which))

@@ -135,14 +135,6 @@ class PackedLayout:
         op = self.operand(which)
         return _align(self.head_dim, op.codec.row_tile) if self.order == "mma" and not op.rows_are_tokens else self.head_dim
 
-    def full_runs(self, which: Which) -> int:
-        """Runs of 32 channels, in which lane t of a quad has 8 neighbouring channels; runs of 16, in which it has 4, follow.
-
-        The last 16 channels of an odd multiple of 16 are such a run. Where groups of channels are no multiple of 32, all runs are, so that
-        a k-step (of K) or a row tile (of V) has channels of one group.
-        """
-        return full_runs(self.operand(which), self.head_dim)
-
     def channel_params_bytes(self, which: Which) -> int:
         """Params section at the head of the block (axis channel)."""
         op = self.operand(which)
@@ -271,7 +263,11 @@ def layout_problem(layout: PackedLayout) -> str | None:
 
 
 def full_runs(op: Operand, head_dim: int) -> int:
-    """`PackedLayout.full_runs` of an operand of `head_dim` channels."""
+    """Runs of 32 channels, in which lane t of a quad has 8 neighbouring channels; runs of 16, in which it has 4, follow.
+
+    The last 16 channels of an odd multiple of 16 are such a run. Where groups of channels are no multiple of 32, all runs are, so that a
+    k-step (of K) or a row tile (of V) has channels of one group.
+    """
     return 0 if op.per_token and op.group % 32 and op.group < head_dim else head_dim // 32
 
 
