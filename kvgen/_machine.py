@@ -25,7 +25,6 @@ AVAILABLE_BYTES = 8 << 30
 """Free memory if the system does not report it."""
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 GROUPS = Path("/sys/fs/cgroup")
-UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 def cores() -> int:
@@ -38,7 +37,7 @@ def llc_bytes() -> int:
     told = _override("llc_bytes")
     if told is not None:
         return told
-    sizes = [_size(line) for file in CACHES.glob("index*/size") for line in _lines(file)[:1]]
+    sizes = [int(line[:-1]) << 10 for file in CACHES.glob("index*/size") for line in _lines(file)[:1] if line.endswith("K")]
     return max(sizes, default=0) or LLC_BYTES
 
 
@@ -105,12 +104,6 @@ def _left_by_groups() -> list[int]:
         if group == GROUPS:
             break
     return left
-
-
-def _size(text: str) -> int:
-    """Bytes of a size with a unit, `480M`; 0 for anything else."""
-    digits, unit = text.rstrip("KMG"), text[-1:]
-    return int(digits) * UNITS.get(unit, 1) if digits.isdigit() else 0
 
 
 def _number(words: list[str]) -> int | None:

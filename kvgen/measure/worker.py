@@ -5,8 +5,8 @@ numbers or an out-of-memory the next job gets a new process, so that damage whic
 cannot affect other candidates.
 
 The process is `python -m kvgen.measure.worker CONNECTION PARENT`: the file descriptor of a connection and the id of the parent process.
-Messages are JSON. A request is {"job"} or {"jobs", "rounds", "seconds"}; its answers are any number of {"stage"}, then one {"found"} with
-a measurement of each job. The very first answer is {"ready"}, once torch is loaded.
+Messages are JSON. A request is {"jobs", "rounds", "seconds"}, of one job where rounds are null; its answers are any number of {"stage"},
+then one {"found"} with a measurement of each job. The very first answer is {"ready"}, once torch is loaded.
 """
 
 from __future__ import annotations
@@ -31,10 +31,8 @@ from pathlib import Path
 from typing import Any
 
 from kvgen._machine import available_bytes
-from kvgen.arch import Target
 from kvgen.errors import MeasureError
 from kvgen.measure.measurement import Job, Measurement
-from kvgen.toolchain.cache import ArtifactCache
 from kvgen.toolchain.compile import build
 
 TIMEOUT_S = 120.0
@@ -89,7 +87,7 @@ class Worker:
 
         `timeout_s` bounds each stage: load, verify, time. Raises MeasureError where no worker can be started.
         """
-        return self._request([job], {"job": job.to_json()}, timeout_s)[0]
+        return self._request([job], None, timeout_s)[0]
 
     def interleave(
         self, jobs: Sequence[Job], rounds: int = ROUNDS, timeout_s: float = TIMEOUT_S, *, seconds: float | None = None
@@ -101,11 +99,11 @@ class Worker:
         If the process dies, each candidate runs one round by itself, which shows which one failed; the others are then timed again without
         it. Candidates that fail only together keep the sample of their single round.
         """
-        found = self._interleave(jobs, rounds, timeout_s, seconds)
+        found = self._request(jobs, rounds, timeout_s, seconds)
         if len(jobs) < 2 or not all(one.kind in FATAL and one.detail == found[0].detail for one in found):
             return found
-        single = [self._interleave([job], 1, timeout_s, None)[0] for job in jobs]
-        again = self._interleave([job for job, one in zip(jobs, single, strict=True) if one.ok], rounds, timeout_s, seconds)
+        single = [self._request([job], 1, timeout_s)[0] for job in jobs]
+        again = self._request([job for job, one in zip(jobs, single, strict=True) if one.ok], rounds, timeout_s, seconds)
         if all(one.kind in FATAL for one in again):
             return single
         more = iter(again)
@@ -117,13 +115,15 @@ class Worker:
             self._process.kill()
             self._process = None
 
-    def _interleave(self, jobs: Sequence[Job], rounds: int, timeout_s: float, seconds: float | None) -> list[Measurement]:
-        request = {"jobs": [job.to_json() for job in jobs], "rounds": rounds, "seconds": seconds}
-        return self._request(jobs, request, timeout_s) if jobs else []
-
-    def _request(self, jobs: Sequence[Job], request: dict[str, Any], timeout_s: float) -> list[Measurement]:
+    def _request(self, jobs: Sequence[Job], rounds: int | None, timeout_s: float, seconds: float | None = None) -> list[Measurement]:
+        """What the process says of each job: of one that is done as a whole where `rounds` is None, else of interleaved ones."""
+        if not jobs:
+            return []
         for target in {job.target for job in jobs if job.timing is not None and job.timing.read}:
-            compile_read_roofline(target)  # here: the time limit of a worker's stage does not include a compiler
+            from kvgen.measure.read_roofline import source
+
+            build(source(target))  # here: the time limit of a worker's stage does not include a compiler
+        request = {"jobs": [job.to_json() for job in jobs], "rounds": rounds, "seconds": seconds}
         self.start(jobs[0].device)
         assert self._process is not None
         started = time.monotonic()
@@ -137,13 +137,6 @@ class Worker:
         if not all(one.kind in ("ok", "unsupported") for one in answers):
             self.close()
         return [replace(one, schedule=job.schedule, workload=job.workload, seconds=seconds) for one, job in zip(answers, jobs, strict=True)]
-
-
-def compile_read_roofline(target: Target) -> None:
-    """Compile a target's read kernel, unless it is in the cache. Raises ToolchainMissing or CompileError."""
-    from kvgen.measure.read_roofline import source
-
-    build(source(target), ArtifactCache())
 
 
 class _Process:
@@ -285,11 +278,8 @@ def serve(handle: int, parent: int) -> None:
                 request = json.loads(connection.recv_bytes())
             except EOFError:
                 return
-            if "job" in request:
-                found = [perform(Job.from_json(request["job"]), stage)]
-            else:
-                jobs = [Job.from_json(job) for job in request["jobs"]]
-                found = perform_interleaved(jobs, request["rounds"], stage, request["seconds"])
+            jobs, rounds = [Job.from_json(job) for job in request["jobs"]], request["rounds"]
+            found = [perform(jobs[0], stage)] if rounds is None else perform_interleaved(jobs, rounds, stage, request["seconds"])
             say(found=[one.to_json() for one in found])
 
 

@@ -5,28 +5,18 @@ the index maps of their layout alone, on the device of the arguments.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
 
 import torch
 
-from kvgen.format.layout import PackedLayout, Which
+from kvgen.format.layout import Operand, PackedLayout, Which
 from kvgen.format.places import boost_bits, boost_index_offsets, code_bits, param_offsets
-from kvgen.spec import BoostSpec
+from kvgen.spec import BoostSpec, QuantSpec
 
 BOOST_BITS = 4
 
 
-class Quant(Protocol):
-    """Parameters of a quantization: a spec's KeySpec or ValueSpec, or a layout's Operand."""
-
-    @property
-    def bits(self) -> int: ...
-    @property
-    def axis(self) -> Literal["channel", "token"]: ...
-    @property
-    def group(self) -> int: ...
-    @property
-    def zero(self) -> bool: ...
+Quant = QuantSpec | Operand
+"""Parameters of a quantization: those of a spec, or of a layout."""
 
 
 @dataclass(frozen=True)

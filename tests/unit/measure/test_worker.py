@@ -176,10 +176,10 @@ def test_a_finalist_that_kills_the_process_is_the_only_one_out(worker: Worker) -
 def test_finalists_that_fail_in_company_only_keep_their_turn_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     worker = Worker()
 
-    def run(jobs: Sequence[Job], rounds: int, timeout_s: float, seconds: float | None) -> list[Measurement]:
+    def run(jobs: Sequence[Job], rounds: int, timeout_s: float, seconds: float | None = None) -> list[Measurement]:
         return [Measurement("ok" if len(jobs) == 1 else "timeout", f"{rounds} rounds")] * len(jobs)
 
-    monkeypatch.setattr(worker, "_interleave", run)
+    monkeypatch.setattr(worker, "_request", run)
     assert [one.detail for one in worker.interleave([job(), job()], 3)] == ["1 rounds", "1 rounds"]
 
 
