@@ -41,7 +41,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="the first number; of a GPU's variants")
     parser.add_argument("--only", type=int, help="this number alone")
     parser.add_argument("--life", type=int, help="this life of each number alone")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="no life begins later")
     parser.add_argument("--races", action="store_true", help="emulated: look for data races and misaligned accesses")
     parser.add_argument("--variants", type=int, default=100, help="gpu: variants that the lives are divided among")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="gpu: processes side by side")
@@ -50,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.races and (why := race_checks.unsupported()):
         parser.error(f"--races needs another compiler: {why}")
     built, each, usual = KINDS[args.kind]
-    count, until, start = args.count or usual, time.time() + args.seconds, time.monotonic()
+    count, start = args.count or usual, time.monotonic()
     if built is None:
         cases = drawn_cases(args.seed, args.variants)
         chosen = range(args.variants) if args.only is None else [args.only]
@@ -68,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     numbers = range(each) if args.life is None else [args.life]
     lived = failed = 0
     with ThreadPoolExecutor(args.jobs if built is None else 1) as threads:
-        for one in threads.map(lambda task: task(numbers, until=until), tasks):
+        for one in threads.map(lambda task: task(numbers), tasks):
             lived, failed = lived + one.lives, failed + len(one.failures)
             for failure in one.failures:
                 print(f"{failure}\n  python -m tests.lives {again} {one.number}\n", flush=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import tempfile
-import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -123,25 +122,20 @@ def lives(
     numbers: Sequence[int],
     *,
     races: bool = False,
-    until: float = float("inf"),
     begins: Callable[[str, float], object] = lambda what, limit_s: None,
 ) -> Lived:
-    """Live these lives of a variant, none after `until` (`time.time`). What is no difference from a reference ends the others, too.
+    """Live these lives of a variant. What is no difference from a reference ends the others, too.
 
     `begins` is told what begins, and after how many seconds it hangs.
     """
     lived = Lived(number, 0, [])
     with tempfile.TemporaryDirectory(prefix="lives-") as folder, race_checks.enabled(races):
-        if time.time() >= until:
-            return lived
         begins("loading", LOAD_S)
         try:
             named, made = built(number, Path(folder))
         except (CompileError, CompilerCrash, CalledProcessError) as error:
             return Lived(number, 0, [f"variant {number}: {type(error).__name__}: {error}"])
         for which in numbers:
-            if time.time() >= until:
-                break
             begins(f"life {which}", LIFE_S)
             life = made(Random(number * 1000 + which))
             lived.lives += 1
@@ -156,11 +150,11 @@ def lives(
     return lived
 
 
-def apart(built: Built, number: int, numbers: Sequence[int], until: float) -> Lived:
+def apart(built: Built, number: int, numbers: Sequence[int]) -> Lived:
     """`lives` in a process of its own: a GPU's context does not survive a fault of a kernel."""
     context = multiprocessing.get_context("spawn")
     mine, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs, built, number, numbers, until), daemon=True)
+    process = context.Process(target=_serve, args=(theirs, built, number, numbers), daemon=True)
     process.start()
     theirs.close()
     what, limit_s, begun = "start", LOAD_S, -1
@@ -180,7 +174,7 @@ def apart(built: Built, number: int, numbers: Sequence[int], until: float) -> Li
     return Lived(number, max(begun, 0), [f"variant {number}, {what}: {ended}"])
 
 
-def _serve(connection: Connection, built: Built, number: int, numbers: Sequence[int], until: float) -> None:
+def _serve(connection: Connection, built: Built, number: int, numbers: Sequence[int]) -> None:
     torch.set_num_threads(1)  # there are as many processes as processors
     with suppress(BrokenPipeError):
-        connection.send(lives(built, number, numbers, until=until, begins=lambda *what: connection.send(what)))
+        connection.send(lives(built, number, numbers, begins=lambda *what: connection.send(what)))

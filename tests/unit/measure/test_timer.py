@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvgen.errors import MeasureError
 from kvgen.measure import timer
 from kvgen.measure.measurement import TimingPolicy
 from kvgen.measure.timer import CpuTimer, CudaTimer, cold_bytes
@@ -51,14 +50,6 @@ def test_samples_that_waited_for_a_cpu_are_retaken(monkeypatch: pytest.MonkeyPat
         clock.waited += 0.008 if held_up else 0.0
 
     assert CpuTimer().time([run], TimingPolicy(warmup_seconds=0.02, seconds=0.0081)) == pytest.approx([1000.0] * 8)
-
-
-def test_a_clock_that_stands_still_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = FakeClock(monkeypatch)
-    ticks = iter(range(1000))
-    monkeypatch.setattr(timer.time, "perf_counter", lambda: float(next(ticks)) if clock.now == 0 and next(ticks) < 6 else 99.0)
-    with pytest.raises(MeasureError, match="did not advance"):
-        CpuTimer().time([lambda: None], TimingPolicy(warmup_seconds=0.0))
 
 
 @pytest.mark.parametrize(("sustained", "wanted"), [(0.0, ["rest", "run", "run"] * 7), (1.0, ["run"] * 15)], ids=["burst", "sustained"])
