@@ -53,9 +53,6 @@ def naive_backend(monkeypatch):
         def tiling(self, spec, schedule, target):
             return ALIKE
 
-        def waves(self, spec, schedule, target):
-            return None
-
         def lower(self, spec, schedule, target):
             return naive_source(self.fault)
 

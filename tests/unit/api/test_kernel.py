@@ -32,16 +32,6 @@ def _expected(q, k, v, group):
     return (scores.softmax(-1) @ v).transpose(1, 2), scores.logsumexp(-1)
 
 
-@pytest.fixture
-def filled(registered, spec):
-    """A kernel, its cache with TOKENS tokens, and those tokens."""
-    kernel = kvgen.get_kernel(spec)
-    cache = kernel.new_cache(BATCH, 128)
-    k, v = _tensors(spec, TOKENS), _tensors(spec, TOKENS, seed=1)
-    kernel.prefill(cache, k, v)
-    return kernel, cache, k, v
-
-
 def test_launches_share_a_cache_and_are_chosen_by_length(places, spec):
     wide = wanting(spec, (2, 32), (2, 4096))
     Store(places).put(naive_entry(wide, variants=2))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from inspect import signature
 from typing import Any
 
 import pytest
@@ -31,13 +30,6 @@ def alone(model: Any, prompt: torch.Tensor, tokens: int) -> list[int]:
     found = model.generate(prompt[None], max_new_tokens=tokens, do_sample=False, pad_token_id=0, eos_token_id=None)
     model.set_attn_implementation("kvgen")
     return found[0, len(prompt) :].tolist()
-
-
-def placed(model: Any, tokens: int, since: int = 0) -> dict[str, torch.Tensor]:
-    """Positions, for sequences whose lengths differ; the first releases of transformers 5 ask for more of them."""
-    places = torch.arange(since, tokens)
-    more = {"cache_position": places} if "cache_position" in signature(model.forward).parameters else {}
-    return {"position_ids": places[None], **more}
 
 
 class Served:

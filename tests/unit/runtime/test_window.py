@@ -19,8 +19,6 @@ BLOCK_32 = (("block", 32),)
 SPEC = spec_of(window=70, q_len=3)
 PLACES = 5
 """72 tokens in 3 blocks of 32, one block that they begin in, and one that is packed meanwhile."""
-NARROW = spec_of(window=32)
-"""Three places, fewer than the blocks of a check."""
 
 
 def near(v: Variant, got: tuple[torch.Tensor, torch.Tensor], want: tuple[torch.Tensor, torch.Tensor]) -> None:
