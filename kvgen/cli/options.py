@@ -132,4 +132,7 @@ def require_writable(file: Path | None) -> None:
     if file is not None:
         with host_errors("write", file):
             file.parent.mkdir(parents=True, exist_ok=True)
+            new = not file.exists()
             file.open("a").close()
+            if new:
+                file.unlink()

@@ -107,7 +107,7 @@ class PackedLayout:
 
     @cached_property
     def id(self) -> str:
-        """Digest of the layout. It is part of what a cache stores (`window.cache_id`), and a kernel refuses a cache with another one."""
+        """Digest of the layout. It is part of what a cache stores (`residual.cache_id`), and a kernel refuses a cache with another one."""
         return digest({"version": LAYOUT_VERSION, **_plain(asdict(self))})
 
     @property

@@ -227,10 +227,13 @@ def _write_variant(spec: KernelSpec, kind: str, builds: Sequence[Build], place: 
     files["metadata.json"] = json.dumps(metadata, indent=2).encode() + b"\n"
     ffi = "".join(tvm_ffi_version().split(".")[:2])
     target = place / f"tvm-ffi{ffi}-{f'cu{releases[-1][0]}{releases[-1][1]}' if releases else 'cpu'}-{platform.machine()}-linux"
-    shutil.rmtree(target, ignore_errors=True)
+    staged = target.with_name(f".{target.name}.new")
+    shutil.rmtree(staged, ignore_errors=True)
     for path, content in files.items():
-        (target / path).parent.mkdir(parents=True, exist_ok=True)
-        (target / path).write_bytes(content)
+        (staged / path).parent.mkdir(parents=True, exist_ok=True)
+        (staged / path).write_bytes(content)
+    shutil.rmtree(target, ignore_errors=True)
+    staged.rename(target)
 
 
 def standalone() -> dict[str, str]:

@@ -88,7 +88,7 @@ class Attention(torch.nn.Module):
         tensors = (cache.packed, cache.k_residual, cache.v_residual, cache.lengths, cache.block_table, launch.workspace(cache), sinks)
         for name, tensor in zip(_NAMES[3:], tensors, strict=True):
             self.register_buffer(name, tensor, persistent=False)
-        self.module = str(launch.module.path)
+        self.module = f"{launch.module.path}#{kernel.spec.attention.q_len}"
         self.scale = kernel.scale if scale is None else checks.finite_scale(scale, kernel.spec.attention.softcap)
         self.max_len = cache.max_len
         self.sequences = _sequences[cache.packed.data_ptr()] = sequences
@@ -172,10 +172,10 @@ def _run(
 def _order_of(packed: Tensor) -> tuple[CallOrder, OverflowFlag]:
     """The order of all calls over the cache with these blocks, of operators and of kernels, and its flag of a step without room."""
     found = _sequences.get(packed.data_ptr())
-    return (found.call_order, found.overflow) if found is not None else _of_copies(packed.is_cuda)
+    return (found.call_order, found.overflow) if found is not None else _of_copies(packed.data_ptr(), packed.is_cuda)
 
 
 @cache
-def _of_copies(gpu: bool) -> tuple[CallOrder, OverflowFlag]:
-    """Of caches that torch or `copy` made of an Attention's."""
+def _of_copies(place: int, gpu: bool) -> tuple[CallOrder, OverflowFlag]:
+    """Of a cache at an address that torch or `copy` made of an Attention's."""
     return CallOrder(), OverflowFlag(gpu)

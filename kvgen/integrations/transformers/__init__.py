@@ -5,9 +5,14 @@ Importing this package registers the attention function `kvgen` and its masks wi
 
 from __future__ import annotations
 
-from kvgen.extras import require
+from importlib.metadata import version
+
+from kvgen.errors import ToolchainMissing
+from kvgen.extras import install_line, require
 
 require("kvgen.integrations.transformers", "transformers")
+if not version("transformers").startswith("5."):
+    raise ToolchainMissing(f"transformers {version('transformers')} is installed, and kvgen takes 5.x: {install_line('transformers')}")
 
 from kvgen.integrations.transformers.attention import register  # noqa: E402
 from kvgen.integrations.transformers.cache import CACHE_ARGUMENT, KvgenCache, layer_specs  # noqa: E402

@@ -61,7 +61,7 @@ class DecodeLoop:
         self._free = list(range(cache.batch))[::-1]
         positioned = "cache_position" in signature(model.forward).parameters  # the first releases of transformers 5 make it of one length
         self._extra = {"cache_position": torch.zeros(1, dtype=torch.int64, device=cache.device)} if positioned else {}
-        cache.passes.promised = {"uniform": True if cache.batch == 1 else None, "bound": bound}
+        self._promise = {"uniform": True if cache.batch == 1 else None, "bound": bound}
         self._graph = self._captured()
 
     @property
@@ -176,7 +176,11 @@ class DecodeLoop:
         taken = self.tokens >= 0
         positions = self.cache.lengths.long().unsqueeze(1)
         ids = self.tokens.clamp(min=0).unsqueeze(1)
-        out = self._forward(input_ids=ids, position_ids=positions, **self.cache.argument, use_cache=True, **self._extra)
+        self.cache.passes.promised = self._promise
+        try:
+            out = self._forward(input_ids=ids, position_ids=positions, **self.cache.argument, use_cache=True, **self._extra)
+        finally:
+            self.cache.passes.promised = {}
         self.tokens.copy_(torch.where(taken, self._chosen(out.logits[:, -1]), -1))
 
     def _captured(self) -> torch.cuda.CUDAGraph | None:

@@ -5,7 +5,7 @@ Caches hold real tokens alone; the model counts *positions*, padding included. T
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import dataclass
@@ -65,8 +65,8 @@ class Passes:
         """Whether an exception ended the attention of a layer, which may have written a part of its tokens."""
         self._forwards: dict[LayerGroup, Forward] = {}
         self._new: Tensor | None = None
-        self.promised: dict[str, int | bool | None] = {}
-        """What `Kernel.plan` is told of every step."""
+        self.promised: Mapping[str, int | bool | None] = {}
+        """What `Kernel.plan` is told of the steps that run now."""
 
     def run(self, layer: int, x: States, mask: Tensor | None) -> Tensor:
         """Attention of one layer, which appends. `mask`, [batch, positions + new ones], is 0 for padding.
