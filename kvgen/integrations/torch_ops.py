@@ -176,6 +176,6 @@ def _order_of(packed: Tensor) -> tuple[CallOrder, OverflowFlag]:
 
 
 @cache
-def _of_copies(place: int, gpu: bool) -> tuple[CallOrder, OverflowFlag]:
+def _of_copies(place: int, gpu: bool) -> tuple[CallOrder, OverflowFlag]:  # noqa: ARG001 – the key
     """Of a cache at an address that torch or `copy` made of an Attention's."""
     return CallOrder(), OverflowFlag(gpu)
