@@ -115,7 +115,7 @@ def open_file(path: Path) -> BaseStorage:
     with host_errors("open the studies", path):
         path.parent.mkdir(parents=True, exist_ok=True)
     try:  # by a path and not by a URL, which cannot hold every path
-        return RDBStorage("sqlite://", engine_kwargs={"creator": lambda: sqlite3.connect(path)})
+        return RDBStorage("sqlite://", engine_kwargs={"creator": lambda: sqlite3.connect(path, timeout=60)})
     except Exception as error:  # of optuna, of SQLAlchemy, or of SQLite
         raise HostError(
             f"cannot open the studies {path}: {_reason(error)}; without the file its measurements are taken anew", path
