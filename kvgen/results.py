@@ -126,15 +126,17 @@ def _studies(key: str, cache: ArtifactCache | None) -> list[tuple[Any, list[tupl
 
     from kvgen.measure.measurement import Measurement
     from kvgen.toolchain import ArtifactCache
-    from kvgen.tune.storage import RECORD, open_file
+    from kvgen.tune.storage import RECORD, open_file, storage_errors
 
     file = (cache or ArtifactCache()).root / "studies" / f"{key}.db"
     if not file.exists():
         return []
     storage, latest = open_file(file), dict[tuple[str, str], tuple[Any, list[tuple[Any, Any]]]]()
-    for name in optuna.get_all_study_names(storage):
-        study = optuna.load_study(study_name=name, storage=storage)
-        finished: list[Any] = [trial for trial in study.get_trials(deepcopy=False) if RECORD in trial.user_attrs]
+    with storage_errors(file):
+        studies = [optuna.load_study(study_name=name, storage=storage) for name in optuna.get_all_study_names(storage)]
+        trials_of = [study.get_trials(deepcopy=False) for study in studies]
+    for study, found in zip(studies, trials_of, strict=True):
+        finished: list[Any] = [trial for trial in found if RECORD in trial.user_attrs]
         finished.sort(key=lambda trial: trial.datetime_complete)
         try:
             measured = [(trial.datetime_complete, Measurement.from_json(trial.user_attrs[RECORD])) for trial in finished]
@@ -161,7 +163,7 @@ def render(found: Sequence[Found], cache: ArtifactCache | None = None) -> str:
     launches = entries(list(found))
     sections = []
     for entry in {one.key: one.entry for one in found if one.entry is not None}.values():
-        mine, tried = launches[launches.key == entry.key].drop_duplicates("workload"), trials(entry.key, cache)
+        mine, tried = launches[launches.key == entry.key].drop_duplicates("workload", keep="last"), trials(entry.key, cache)
         sections.append({
             "entry": entry,
             "launches": mine.assign(gain=mine.default_us / mine.us).to_dict("records"),

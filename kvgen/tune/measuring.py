@@ -4,6 +4,7 @@ candidate that crashes or hangs costs one measurement.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
@@ -260,7 +261,8 @@ def _environment(name: str | None, devices: int) -> dict[str, str]:
     """Variables of a worker: its GPU, and of several workers, which compute references on the CPU at the same time, a share of threads."""
     found = {} if name is None else {"CUDA_VISIBLE_DEVICES": name}
     if devices > 1:
-        found["OMP_NUM_THREADS"] = str(max(1, cores() // devices))
+        share, given = max(1, cores() // devices), os.environ.get("OMP_NUM_THREADS", "")
+        found["OMP_NUM_THREADS"] = str(min(share, int(given)) if given.isdigit() and int(given) else share)
     return found
 
 

@@ -295,14 +295,15 @@ class EntryCheck:
             if artifact.id == launch.artifact or not launch.workloads:  # nothing was timed that it could be compared with
                 continue
             if missing := [key for key in launch.workloads if recorded.get(key) is None]:
-                return Finding("speed", "unable", f"no read was timed beside it at {', '.join(missing)}")
+                told.append(f"no read was timed beside it at {', '.join(missing)}")
+                return Finding("speed", "regressed" if slower else "unable", "; ".join(told))
             for one in self.worker.interleave(jobs_of(entry, index, artifact, READ), ROUNDS):
                 if not one.ok:
-                    return bad_outcome("speed", f"launch {index}", one)
+                    return Finding("speed", "regressed", "; ".join(told)) if slower else bad_outcome("speed", f"launch {index}", one)
                 fraction, before = one.read_fraction or 0.0, recorded[one.key[1]] or 0.0
                 slower |= fraction < TOLERATED * before
                 told.append(f"{one.key[1]}: {fraction:.0%} of a read's speed, {before:.0%} when tuned")
-        return Finding("speed", "regressed" if slower else "good", "; ".join(told) or "the same modules")
+        return Finding("speed", "regressed" if slower else "good", "; ".join(told) or "the modules that won a workload are the same")
 
 
 def jobs_of(entry: Entry, index: int, artifact: Artifact, timing: TimingPolicy | None) -> list[Job]:

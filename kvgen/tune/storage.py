@@ -128,6 +128,8 @@ def open_database(url: str) -> BaseStorage:
     """
     try:
         place = make_url(url)
+        if "@" in (place.host or ""):
+            raise ValueError("what follows the first @ may be a part of the password")
     except (ValueError, ArgumentError):
         raise KvgenError("the storage is no URL of a database: @, :, / and ? of a password are written as %40, %3A, %2F and %3F") from None
     kind = place.drivername
@@ -144,12 +146,14 @@ def open_database(url: str) -> BaseStorage:
 
 
 @contextmanager
-def storage_errors() -> Iterator[None]:
-    """Turn failures of a database into HostError."""
+def storage_errors(file: Path | None) -> Iterator[None]:
+    """Turn failures of the database in a file, or of a shared one, into HostError."""
     try:
         yield
     except optuna.exceptions.StorageInternalError as error:
-        raise HostError(f"the storage failed, and what was measured until then is in it: {_reason(error)}") from error
+        if file is None:
+            raise HostError(f"the storage failed, and what was measured until then is in it: {_reason(error)}") from error
+        raise HostError(f"the studies {file} failed: {_reason(error)}; without the file its measurements are taken anew", file) from error
 
 
 def _reason(error: Exception) -> str:

@@ -116,10 +116,11 @@ def tune(
         for one in store.find(spec) if waited else ():
             if one.entry is not None and one.entry.key == build.key and str(one.entry.provenance.get("date", "")) >= began:
                 return TuningResult(spec, target, one.entry, one.path, "built by another process meanwhile", reused=True)
-        with storage_errors(), ExitStack() as ends:
+        file = None if storage else cache.root / "studies" / f"{build.key}.db"
+        with storage_errors(file), ExitStack() as ends:
             runner = runner or Runner(spec, target, cache.root / "tuning", devices)
             ends.callback(runner.close)
-            opened = open_database(storage) if storage else open_file(cache.root / "studies" / f"{build.key}.db")
+            opened = open_database(storage or "") if file is None else open_file(file)
             names = {(c.backend.name, w.key): study_name(sources, c, w, runner.policy) for c in found for w in spec.workloads}
             studies = Studies(opened, names, {c.backend.name: c.space for c in found}, seed)
             return replace(build.run(studies, runner, shared=storage is not None), refusals=tuple(map(str, refusals)))

@@ -2,8 +2,8 @@
 
 Killed, with SIGKILL, is a process that runs `kvgen build`, `build --compile-only`, `export`, `import` or `check` through the command
 line's own `main`. It is forked from a parent that has imported kvgen, so that a kill costs no start of Python. Compilers, loading of
-modules, journals, registries, caches and archives are the real ones. What is made up is the back end (sources of one line, which
-compile in a fraction of a second), the measurements, and what git says.
+modules, studies, registries, caches and archives are the real ones. What is made up is the back end (sources of one line, which
+compile in a fraction of a second) and the measurements.
 
 After each kill every entry that was there is there and readable, every module of the cache is whole, the archive is one; then the
 same command runs to its end, and what was left behind is swept.

@@ -109,6 +109,7 @@ def test_postgresql_is_opened_by_its_driver_of_today(monkeypatch: pytest.MonkeyP
         ("sqlite:////proc/nowhere/x.db", "cannot open the storage sqlite://…: "),
         ("user:secret@host/name", "no URL of a database: @, :, / and [?] of a password are written as %40"),
         ("nosuch://user:secret/name", "no URL of a database: "),
+        ("nosuch://user:a@secret@host/name", "no URL of a database: "),
     ],
 )
 def test_a_database_that_does_not_open_is_named_without_its_password(url: str, reason: str, monkeypatch: pytest.MonkeyPatch):
@@ -123,5 +124,18 @@ def test_a_storage_that_fails_on_the_way_is_named(tmp_path: Path):
     opened = open_database(f"sqlite:///{tmp_path / 'studies.db'}")
     (tmp_path / "studies.db").write_bytes(b"no database" * 1000)
     opened.engine.dispose()  # type: ignore[attr-defined]
-    with pytest.raises(HostError, match="the storage failed, and what was measured until then is in it: "), storage_errors():
+    with pytest.raises(HostError, match="the storage failed, and what was measured until then is in it: "), storage_errors(None):
         studies(opened)
+
+
+def test_a_file_with_a_damaged_page_is_named(tmp_path: Path):
+    file = tmp_path / "s.db"
+    one = studies(file)
+    for threads in (1, 2, 4):
+        one.finish(record(candidate(threads=threads)))
+    content = bytearray(file.read_bytes())
+    content[4096 * 2 :] = b"\xff" * (len(content) - 4096 * 2)
+    damaged = tmp_path / "damaged.db"
+    damaged.write_bytes(content)
+    with pytest.raises(HostError, match=f"{damaged}.*without the file its measurements are taken anew"), storage_errors(damaged):
+        studies(damaged)
