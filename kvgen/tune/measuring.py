@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -72,13 +72,12 @@ class CompileQueue(CompilePool):
         if not self._exclusive:
             yield
             return
-        with self._resting:  # no further compiler starts, and no other measurement takes permits in turns with this one
-            for _ in range(self.workers):
+        # no further compiler starts, and no other measurement takes permits in turns with this one
+        with self._resting, ExitStack() as taken:
+            for _ in range(self.workers):  # Ctrl-C while the last compilers end gives back what was taken
                 self._permits.acquire()
-            try:
-                yield
-            finally:
-                self._permits.release(self.workers)
+                taken.callback(self._permits.release)
+            yield
 
     def _compile(self, schedule: Schedule) -> Artifact:
         with self._resting:  # or compilers that follow each other would leave no turn to what waits for all permits

@@ -16,8 +16,6 @@ from kvgen.spec import KernelSpec, load_spec
 from kvgen.toolchain import Artifact, ArtifactCache, build
 
 BLOCK = 32
-FAULTS = ("crash", "hang", "eat", "leak", "greed", "wrong")
-"""eat: without end in one call; leak: 8 MiB a call, for good; greed: a workspace of 1 TiB a sequence."""
 
 
 def naive_spec(paged: bool = False, q_len: int = 2) -> KernelSpec:
@@ -44,6 +42,7 @@ def naive_schedule() -> Schedule:
 
 
 def naive_source(fault: str | None = None) -> Source:
+    """`fault`: crash, hang, wrong; eat: without end in one call; leak: 8 MiB a call, for good; greed: a workspace of 1 TiB a sequence."""
     text = (Path(__file__).parent / "naive.cpp").read_text()
     return Source(f"#define FAULT_{fault.upper()}\n{text}" if fault else text, "c++", "cpu", functions=FUNCTIONS)
 
