@@ -36,7 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal without µ shows ?, and the command goes on
     warnings.showwarning = lambda message, *_, **__: typer.echo(str(message), err=True)
-    signal.signal(signal.SIGTERM, _terminated)
+    for ending in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(ending) is not signal.SIG_IGN:  # as in a shell's background
+            signal.signal(ending, _interrupt)
     try:
         commands()(given, prog_name="kvgen")
     except (Exception, KeyboardInterrupt) as raised:
@@ -49,9 +51,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     sys.exit(Exit.GOOD)
 
 
-def _terminated(*_: object) -> None:
-    """End like Ctrl-C. It may come twice, as from `timeout`, and the second must not end what the first one began."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+def _interrupt(*_: object) -> None:
+    """Interrupt the command, once: `timeout` sends its signal twice, and the second must not end what the first one began."""
+    for ending in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(ending, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 

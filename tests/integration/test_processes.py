@@ -100,8 +100,9 @@ def ended(process: subprocess.Popen[str], signalled: signal.Signals) -> tuple[st
         time.sleep(0.1)
         with suppress(OSError):  # one of them has ended meanwhile
             children = family(process.pid)
-    for _ in range(2):  # as coreutils' timeout does: to the process, and to its group
+    for _ in range(20):  # coreutils' timeout sends two, a little apart where the machine is busy
         process.send_signal(signalled)
+        time.sleep(0.05)
     output, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130, errors
     assert "Traceback" not in errors
