@@ -81,7 +81,8 @@ def describe(spec: AnySpec) -> str:
     def operand(letter: str, quant: QuantSpec) -> str:
         if not quant.quantized:
             return f"{letter} {spec.attention.dtype}"
-        return f"{letter} {codec_of(quant).label} per {quant.axis} /{quant.group}{'' if quant.zero else ' symmetric'}"
+        rotated = "" if quant.rotate is None else f" rotated in blocks of {quant.rotate.channels(spec.attention.head_dim)}"
+        return f"{letter} {codec_of(quant).label} per {quant.axis} /{quant.group}{'' if quant.zero else ' symmetric'}{rotated}"
 
     a, c = spec.attention, spec.cache
     boosted = spec.key.boost

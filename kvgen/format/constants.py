@@ -51,6 +51,8 @@ def _operand(layout: PackedLayout, which: Which) -> Iterator[str]:
     op: Operand = layout.operand(which)
     yield f"  struct {which.capitalize()} {{"
     yield f"    using Codec = kvgen::{op.codec.type};"
+    if op.rotation is not None:
+        yield f"    using Rotation = kvgen::Hadamard<{op.rotation.block}, {str(op.rotation.signs).lower()}>;"
     flags = {"PerChannel": op.per_channel, "PerToken": op.per_token, "Zero": op.zero, "RowsAreTokens": op.rows_are_tokens}
     yield "    static constexpr bool " + ", ".join(f"k{name} = {str(value).lower()}" for name, value in flags.items()) + ";"
     yield _numbers("    ", Group=op.group, Params=op.params, Runs=full_runs(op, layout.head_dim), CodeChannels=layout.code_channels(which))

@@ -49,6 +49,14 @@ class Boost:
 
 
 @dataclass(frozen=True)
+class Rotation:
+    """A normalized Walsh-Hadamard transform of every `block` channels of a head, after fixed `signs` (`format/rotation.py`)."""
+
+    block: int
+    signs: bool
+
+
+@dataclass(frozen=True)
 class Operand:
     """How K or V sits in a block. `width` is the stored bits per element, `params` the numbers stored per group."""
 
@@ -59,6 +67,7 @@ class Operand:
     zero: bool
     rows_are_tokens: bool
     boost: Boost | None = None
+    rotation: Rotation | None = None
 
     @property
     def codec(self) -> Codec:
@@ -123,6 +132,11 @@ class PackedLayout:
     def operand(self, which: Which) -> Operand:
         """K's or V's part of the layout."""
         return self.key if which == "key" else self.value
+
+    @property
+    def operands(self) -> tuple[Operand, Operand]:
+        """K's and V's part of the layout."""
+        return self.key, self.value
 
     # --- sizes -----------------------------------------------------------------------------------------------------
 
@@ -234,7 +248,13 @@ def _operand(quant: QuantSpec, head_dim: int, element: int, *, rows_are_tokens: 
     boost = None
     if isinstance(quant, KeySpec) and quant.boost.fraction > 0:
         boost = Boost(quant.boosted(head_dim), quant.boost.select)
-    return Operand(quant.bits, quant.bits, quant.axis, quant.group, quant.zero, rows_are_tokens, boost)
+    rotation = rotation_of(quant, head_dim)
+    return Operand(quant.bits, quant.bits, quant.axis, quant.group, quant.zero, rows_are_tokens, boost, rotation)
+
+
+def rotation_of(quant: QuantSpec, head_dim: int) -> Rotation | None:
+    """The rotation of K or V before it is stored."""
+    return None if quant.rotate is None else Rotation(quant.rotate.channels(head_dim), quant.rotate.signs)
 
 
 def _plain(data: dict[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from kvgen.format.rotation import rotate_back
 from kvgen.runtime import checks, kvcache
 from kvgen.runtime.executable import Arguments, Executable, New, Plan
 from kvgen.runtime.kvcache import KVCache
@@ -24,6 +25,17 @@ if TYPE_CHECKING:
     from kvgen.spec import KernelSpec
 
 SHARED = "{call} would advance lengths that several caches share, once for each of them: {way}"
+
+
+UNWRITTEN = 0x7FD3
+"""16 bits that no computation gives: a NaN, or each half of one, with a payload."""
+
+
+def _marked(like: Tensor) -> Tensor:
+    """A tensor that shows which of its tokens were written."""
+    found = torch.empty(like.shape, dtype=like.dtype, device=like.device)
+    found.view(torch.int16).fill_(UNWRITTEN)
+    return found
 
 
 class Calls:
@@ -244,7 +256,8 @@ class Calls:
         return self._call(q, None, cache, out, lse, scale, sinks, plan)
 
     def unpack(self, cache: KVCache, k: Tensor | None = None, v: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """K and V as the kernel sees them, [batch, longest, kv_heads, head_dim]; zeros (or what `k`, `v` held) past each length.
+        """K and V as the kernel sees them, [batch, longest, kv_heads, head_dim]; zeros (or what `k`, `v` held) past each length. What is
+        stored rotated is rotated back.
 
         Without `k` and `v` it waits for the device, which knows the longest length; while a CUDA graph is captured they are max_len long.
         Raises CacheMismatch for a cache of another layout.
@@ -260,7 +273,13 @@ class Calls:
                 shape = (cache.batch, max(1, longest), attention.kv_heads, attention.head_dim)
                 k = torch.zeros(shape, dtype=self.dtype, device=cache.device) if k is None else k
                 v = torch.zeros(shape, dtype=self.dtype, device=cache.device) if v is None else v
-            self._distinct[0].module.unpack(*cache.tensors, k, v)
+            rotated = [None if op.rotation is None else _marked(x) for x, op in zip((k, v), self.layout.operands, strict=True)]
+            stored = [x if found is None else found for x, found in zip((k, v), rotated, strict=True)]
+            self._distinct[0].module.unpack(*cache.tensors, *stored)
+        for x, found, op in zip((k, v), rotated, self.layout.operands, strict=True):
+            if found is not None:
+                written = (found.view(torch.int16) != UNWRITTEN).any(-1, keepdim=True)
+                x.copy_(torch.where(written, rotate_back(found, op.rotation), x))
         return k, v
 
     # --- one call --------------------------------------------------------------------------------------------------------

@@ -91,7 +91,7 @@ def _issue(error: dict[str, Any], model: type[Model], line: int | None) -> SpecI
         message = f"may hold letters, digits, dots, dashes and underscores, and begins with a letter or a digit, not {shown(value)}"
     elif kind == "too_short":
         message = "must not be empty: leave it out for the default"
-    elif kind in (KIND, "too_many", "lengths"):
+    elif kind in (KIND, "too_many", "lengths", "rotation"):
         message = error["msg"]
     else:
         said = error["msg"].replace("Input should", "must")

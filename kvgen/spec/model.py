@@ -150,6 +150,30 @@ class BoostSpec(Model):
     """How boosted channels are chosen: largest mean |k|, largest max-min, or the first ones."""
 
 
+def _rotation(value: Any) -> Any:
+    """`hadamard` in place of a mapping."""
+    if isinstance(value, str) and value == "hadamard":
+        return RotateSpec()
+    if value is None or isinstance(value, (Mapping, RotateSpec)):
+        return value
+    from kvgen.spec.issues import shown
+
+    raise PydanticCustomError("rotation", "must be hadamard, or a mapping with block or signs, not {value}", {"value": shown(value)})
+
+
+class RotateSpec(Model):
+    """A normalized Walsh-Hadamard transform of a head's channels before they are stored (QuaRot, SAW-INT4; docs/numerics.md)."""
+
+    block: Annotated[Literal[16, 32, 64, 128, 256], BeforeValidator(_integer)] | None = None
+    """Channels that are mixed with each other; the largest block that divides head_dim, where it is not given."""
+    signs: StrictBool = True
+    """Whether channels are multiplied by fixed signs first, so that a common offset of all channels spreads too."""
+
+    def channels(self, head_dim: int) -> int:
+        """The block for heads of `head_dim` channels."""
+        return self.block or min(head_dim & -head_dim, 256)
+
+
 class QuantSpec(Model):
     """How one of K and V is stored."""
 
@@ -161,6 +185,8 @@ class QuantSpec(Model):
     """Elements that share a scale."""
     zero: StrictBool = True
     """Asymmetric (scale and zero) or symmetric (scale alone)."""
+    rotate: Annotated[RotateSpec | None, BeforeValidator(_rotation)] = None
+    """hadamard, or a mapping: tokens are rotated before they are stored, and the query or the output with them."""
 
     @property
     def quantized(self) -> bool:
@@ -290,7 +316,11 @@ class KernelSpec(Model):
             data["key"]["boost"]["fraction"] = self.key.boosted(self.attention.head_dim) / self.attention.head_dim
         if self.cache.rollback == 0:
             del data["cache"]["rollback"]
-        for operand in ("key", "value"):
+        for operand, quant in (("key", self.key), ("value", self.value)):
+            if quant.rotate is None:
+                del data[operand]["rotate"]
+            else:
+                data[operand]["rotate"]["block"] = quant.rotate.channels(self.attention.head_dim)
             if data[operand]["bits"] == 16:
                 data[operand] = {"bits": 16}
         return data

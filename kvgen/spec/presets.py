@@ -31,6 +31,12 @@ def _kitty(fraction: float) -> dict[str, Any]:
     return {**form, "key": boosted, "cache": {"layout": "paged", "page": 128, "sink": 32, "local": 128}}
 
 
+def _saw() -> dict[str, Any]:
+    """Per token in 4 bits, K after a block-diagonal Hadamard transform."""
+    form = _same(4, "token", 128)
+    return {**form, "key": {**form["key"], "rotate": {"block": 16, "signs": False}}}
+
+
 _BF16 = {"attention": {"dtype": "bfloat16"}}
 
 FORMATS: dict[str, dict[str, Any]] = {
@@ -46,6 +52,7 @@ FORMATS: dict[str, dict[str, Any]] = {
     "kitty-pro": _kitty(0.25),
     "int8-per-channel": _same(8, "channel", 128, zero=False),
     "kivi-int2": _mixed(2, 32),
+    "saw-int4": {**_saw(), **_BF16},
 }
 """The fields of each preset; the heads are the spec's own."""
 

@@ -59,6 +59,8 @@ def kernel(spec: KernelSpec) -> Iterator[Problem]:
     """Problems between sections, and between workloads."""
     yield from _group("key", spec.key, spec)
     yield from _group("value", spec.value, spec)
+    yield from _rotation("key", spec.key, spec)
+    yield from _rotation("value", spec.value, spec)
 
     dim, fraction, channels = spec.attention.head_dim, spec.key.boost.fraction, spec.key.boost.fraction * spec.attention.head_dim
     whole = round(channels)  # 29 / 112 * 112 is a little less than 29
@@ -82,6 +84,16 @@ def _group(label: str, quant: QuantSpec, spec: KernelSpec) -> Iterator[Problem]:
         yield (label, "group"), f"{label}.group ({quant.group}) must be a multiple of {TOKEN_STEP} tokens when the axis is channel"
     if quant.quantized and quant.axis == "channel" and page is not None and page % quant.group:
         yield ("cache", "page"), f"page ({page}) must be a multiple of {label}.group ({quant.group}): a page holds whole groups"
+
+
+def _rotation(label: str, quant: QuantSpec, spec: KernelSpec) -> Iterator[Problem]:
+    dim = spec.attention.head_dim
+    if quant.rotate is None:
+        return
+    if dim % quant.rotate.channels(dim):
+        yield (label, "rotate", "block"), f"{label}.rotate.block ({quant.rotate.block}) must divide head_dim ({dim})"
+    if not quant.quantized:
+        yield (label, "rotate"), f"rotation spreads outliers before codes are made, but {label}.bits is {quant.bits}"
 
 
 def _unquantized(spec: KernelSpec) -> Iterator[Problem]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from kvgen.format.rotation import rotate
 from kvgen.format.sizes import timed_lengths
 from kvgen.runtime.calls import Variant
 from kvgen.runtime.kvcache import KVCache
@@ -170,7 +171,8 @@ class WorkloadCheck(CallCheck):
         self.same_codes(f"after {where}", mine, wanted["blocks"])
         after = self._almost_full + q_len
         first = max(self._almost_full, self.rows.first(after - self.rows.rollback))
-        for residual, given in zip((cache.k_residual, cache.v_residual), new, strict=True):
+        rotated = (rotate(x, op.rotation) for x, op in zip(new, self.layout.operands, strict=True))
+        for residual, given in zip((cache.k_residual, cache.v_residual), rotated, strict=True):
             kept = residual[:, :, [self.rows.row(position) for position in range(first, after)]].transpose(1, 2)
             self.comparison.same_bits(f"residual after {where}", kept.contiguous(), given[:, first - after + q_len :].contiguous())
 

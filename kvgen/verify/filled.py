@@ -19,6 +19,7 @@ import torch
 
 from kvgen._machine import available_bytes
 from kvgen.format.residual import residual_rows, window_places
+from kvgen.format.rotation import rotate, rotate_back
 from kvgen.runtime.calls import Variant
 from kvgen.runtime.kvcache import KVCache
 from kvgen.verify.data import learned_sinks, normal
@@ -92,7 +93,8 @@ class FilledCache:
         """K and V of the first packed blocks of a sequence, fp64 [kv_heads, tokens, head_dim]."""
         tokens = torch.arange(self.layout.tokens, device=self.device)
         at = (self._order[b, :count].unsqueeze(1) * self.layout.tokens + tokens).flatten()
-        return self.pattern.k[:, at], self.pattern.v[:, at]
+        k, v = self.pattern.k[:, at], self.pattern.v[:, at]
+        return rotate_back(k, self.layout.key.rotation), rotate_back(v, self.layout.value.rotation)
 
     def place(self, block: int) -> tuple[Any, ...]:
         """The index of `cache.packed` under which a block of every sequence lies: [batch, kv_heads, block_bytes]."""
@@ -108,8 +110,8 @@ class FilledCache:
         first, tokens = self.rows.first(length), self.layout.tokens
         held = [self.rows.row(position) for position in range(first, min(first + tokens, length))]
         blocks = (
-            torch.cat([residual[sequences][:, :, held], new[sequences, : tokens - len(held)].transpose(1, 2)], 2)
-            for residual, new in ((self.cache.k_residual, k), (self.cache.v_residual, v))
+            torch.cat([residual[sequences][:, :, held], rotate(new[sequences, : tokens - len(held)], op.rotation).transpose(1, 2)], 2)
+            for residual, new, op in ((self.cache.k_residual, k, self.layout.key), (self.cache.v_residual, v, self.layout.value))
         )
         return pack_blocks(self.layout, *blocks)
 
@@ -163,7 +165,7 @@ class FilledCache:
         k, v, at, held = self._unpacked(lengths, sink + packed, where, new)
         visible = held & (at < end.unsqueeze(2)) & (at >= begin.unsqueeze(2))
         times = torch.cat([self._often(where, upto) - self._often(where, after), visible.double()], 2)
-        queries = q.double().reshape(*q.shape[:2], attention.kv_heads, attention.group, -1).permute(2, 0, 3, 1, 4)
+        queries = rotate(q, self.layout.key.rotation).double().reshape(*q.shape[:2], attention.kv_heads, attention.group, -1).permute(2, 0, 3, 1, 4)
         queries = queries * attention.head_dim**-0.5  # [kv_heads, rows, group, q_len, dim]
         shape, count = (*queries.shape[:4], -1), self.pattern.k.shape[1]
         products = (queries.flatten(1, 3) @ self.pattern.k.transpose(1, 2), queries.flatten(2, 3) @ k.permute(1, 0, 3, 2))
@@ -178,7 +180,8 @@ class FilledCache:
         weight = scores.sub_(lse.masked_fill(lse == -torch.inf, 0.0).unsqueeze(-1)).exp_()
         out = (weight[..., :count].flatten(1, 3) @ self.pattern.v).reshape(shape)
         out += (weight[..., count:].flatten(2, 3) @ v.transpose(0, 1)).reshape(shape)
-        return out.permute(1, 3, 0, 2, 4).flatten(2, 3), lse.permute(1, 0, 2, 3).flatten(1, 2)
+        out = rotate_back(out.permute(1, 3, 0, 2, 4).flatten(2, 3), self.layout.value.rotation)
+        return out, lse.permute(1, 0, 2, 3).flatten(1, 2)
 
     def _often(self, where: torch.Tensor, upto: torch.Tensor) -> torch.Tensor:
         """How often each token of the pattern is among the first `upto` [rows, q_len] packed ones: fp64 [rows, q_len, tokens]."""
@@ -204,7 +207,8 @@ class FilledCache:
         at = torch.where(slot < sink, slot, start + (slot - sink - (start - sink)) % capacity)  # the position in each row
         held = at < lengths.unsqueeze(1)
         if new is not None:
-            k, v = (torch.cat([old, x.double().transpose(1, 2)], 2) for old, x in zip((k, v), new, strict=True))
+            rotated = (rotate(x, op.rotation) for x, op in zip(new, self.layout.operands, strict=True))
+            k, v = (torch.cat([old, x.double().transpose(1, 2)], 2) for old, x in zip((k, v), rotated, strict=True))
             fresh = lengths.unsqueeze(1) + torch.arange(new[0].shape[1], device=self.device)
             at, held = torch.cat([at, fresh], 1), torch.cat([held, torch.ones_like(fresh, dtype=torch.bool)], 1)
         return k, v, at.unsqueeze(1), held.unsqueeze(1)
@@ -267,7 +271,7 @@ class SparseCache(FilledCache):
 
 @dataclass(frozen=True)
 class Pattern:
-    """Packed blocks, uint8 [count, kv_heads, block_bytes]; K and V as they read back, fp64 [kv_heads, tokens, head_dim]."""
+    """Packed blocks, uint8 [count, kv_heads, block_bytes]; K and V as they hold them, fp64 [kv_heads, tokens, head_dim]."""
 
     packed: torch.Tensor
     k: torch.Tensor

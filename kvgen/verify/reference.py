@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
-from kvgen.format.layout import PackedLayout
+from kvgen.format.layout import PackedLayout, Rotation, rotation_of
 from kvgen.format.residual import residual_rows
+from kvgen.format.rotation import rotate, rotate_back
 from kvgen.format.sizes import usual_block
 from kvgen.spec import KernelSpec
 from kvgen.verify.data import Inputs, learned_sinks, normal, structured
@@ -106,24 +107,38 @@ class WholeSequences:
 
     What a cache holds follows from lengths. Positions below `cache.sink` stay in dtype; of the others, block i holds the positions
     sink + [i * block, (i + 1) * block). A block is quantized once all of its tokens are older than the `local` newest. Other tokens read
-    back as appended.
+    back as appended. A rotated operand is rotated before all of that.
     """
 
     def __init__(self, spec: KernelSpec, block: int, k: torch.Tensor, v: torch.Tensor) -> None:
         """`block` is the residual block size N_r in tokens. Raises ValueError if a group does not divide it."""
         self.spec, self.raw, self.rows = spec, (k, v), residual_rows(spec, block)
-        self._read = tuple(self._read_back(x, quant) for x, quant in zip(self.raw, (spec.key, spec.value), strict=True))
+        self.rotations = tuple(rotation_of(quant, spec.attention.head_dim) for quant in (spec.key, spec.value))
+        self._read = tuple(self._read_back(x, quant) for x, quant in zip(self.held, (spec.key, spec.value), strict=True))
+
+    @property
+    def held(self) -> Pair:
+        """K and V as a cache holds them before they are quantized: rotated."""
+        k, v = (rotate(x, rotation) for x, rotation in zip(self.raw, self.rotations, strict=True))
+        return k, v
 
     def packed(self, layout: PackedLayout) -> torch.Tensor:
         """All whole blocks: uint8 [batch, kv_heads, blocks, block_bytes]."""
-        return pack_blocks(layout, *(to_blocks(x[:, self.rows.sink :], layout.tokens) for x in self.raw))
+        return pack_blocks(layout, *(to_blocks(x[:, self.rows.sink :], layout.tokens) for x in self.held))
 
-    def seen(self, packed_upto: Sequence[int]) -> Pair:
-        """K and V in fp64 as attention sees them, with the blocks quantized that are due at lengths [batch]."""
+    def seen(self, packed_upto: Sequence[int], rounded: torch.dtype | None = None) -> Pair:
+        """K and V in fp64 as attention sees them, with the blocks quantized that are due at lengths [batch], and rotated back.
+
+        `rounded`: the type to which what the cache holds is rounded first.
+        """
         token = torch.arange(self.raw[0].shape[1], device=self.raw[0].device)
         end = torch.tensor([self.rows.first(length) for length in packed_upto], device=token.device).unsqueeze(1)
         packed = ((token >= self.rows.sink) & (token < end))[..., None, None]
-        k, v = (torch.where(packed, read, raw.double()) for read, raw in zip(self._read, self.raw, strict=True))
+        found = (torch.where(packed, read, held.double()) for read, held in zip(self._read, self.held, strict=True))
+        k, v = (
+            rotate_back(x if rounded is None else x.to(rounded).double(), rotation)
+            for x, rotation in zip(found, self.rotations, strict=True)
+        )
         return k, v
 
     def attend(
@@ -142,7 +157,8 @@ class WholeSequences:
         `sinks` [q_heads] are `learned_sinks` where None. `rounded`: the type to which K and V are rounded first, as extend attention on a
         GPU does.
         """
-        k, v = (x if rounded is None else x.to(rounded).double() for x in self.seen(packed_upto))
+        k, v = self.seen(packed_upto, rounded)
+        q = rounded_query(q, self.rotations[0])
         att, sinks = self.spec.attention, learned_sinks(self.spec, q.device) if sinks is None else sinks
         return attend(q, k, v, torch.tensor(lengths), scale=scale, softcap=att.softcap, window=att.window, sinks=sinks)
 
@@ -168,6 +184,11 @@ class WholeSequences:
         read = from_blocks(dequantize(quantize(blocks, quant, getattr(quant, "boost", None)), quant))
         sink, end = self.rows.sink, self.rows.sink + read.shape[1]
         return torch.cat([x[:, :sink].double(), read, x[:, end:].double()], 1)
+
+
+def rounded_query(q: torch.Tensor, rotation: Rotation | None) -> torch.Tensor:
+    """The query that meets the original K as the query that a kernel rotates, and rounds to its type, meets the rotated K."""
+    return q if rotation is None else rotate_back(rotate(q, rotation).double(), rotation)
 
 
 KV_LEN = 4096

@@ -14,6 +14,7 @@ import torch
 
 from kvgen.errors import CheckError
 from kvgen.format.residual import first_held
+from kvgen.format.rotation import rotate, rotate_back
 from kvgen.runtime.kvcache import KVCache
 from kvgen.spec import KernelSpec
 from kvgen.verify.calls import NAN_BYTE, CallCheck, Pair, query_lengths
@@ -56,7 +57,8 @@ class LongPrompt(CallCheck):
             pieces.append(tokens[self.unpacked :].reshape(DIFFERENT_BLOCKS, block, dim))
             sink, rest = (part.expand(heads, -1, -1) for part in torch.split(tokens[: self.unpacked], [cache_spec.sink, cache_spec.local]))
             given.append(torch.cat([sink, pieces[-1][order].flatten(1, 2), rest], 1).transpose(0, 1)[None])
-        self._prompt, self._packed, self._order = (given[0], given[1]), pack_blocks(self.layout, *pieces), order
+        self._prompt, self._order = (given[0], given[1]), order
+        self._packed = pack_blocks(self.layout, *(rotate(x, op.rotation) for x, op in zip(pieces, self.layout.operands, strict=True)))
 
     def run(self) -> None:
         """Raises CheckError at the first wrong number."""
@@ -70,9 +72,9 @@ class LongPrompt(CallCheck):
         if not torch.equal(blocks, want):
             self.same_codes("of a long prompt", blocks, want)
         read = unpack_blocks(self.layout, packed, given[0].dtype)
-        for name, got, pieces_read in zip(("K", "V"), self.variant.unpack(cache), read, strict=True):
+        for name, got, pieces_read, op in zip(("K", "V"), self.variant.unpack(cache), read, self.layout.operands, strict=True):
             mine = got[0, cache_spec.sink + first * block : cache_spec.sink + count * block].transpose(0, 1)
-            exact = pieces_read.to(given[0].dtype)[order[:, first:]].flatten(1, 2)
+            exact = rotate_back(pieces_read.to(given[0].dtype), op.rotation)[order[:, first:]].flatten(1, 2)
             if not torch.equal(mine, exact):
                 self.comparison.sequences("unpack", f"unpacked {name} of a long prompt", mine, exact.double())
 
@@ -117,7 +119,9 @@ class SizeCheck(CallCheck):
         clean = self.call(cache, q, new)
         self.comparison.output(where, *picked(clean, rows), *want)
         lost, spared = unmarked(clean), unmarked(clean)[0]
-        lost[0][of_q, 0, 0] = lost[0][of_k, 0, :group] = lost[0][of_v, 0, -group:, 1] = True
+        rotation = self.layout.value.rotation
+        channels = slice(1, 2) if rotation is None else slice(rotation.block)
+        lost[0][of_q, 0, 0] = lost[0][of_k, 0, :group] = lost[0][of_v, 0, -group:, channels] = True
         lost[1][of_q, 0] = lost[1][of_k, :group] = True
         if self.gpu:  # whose codes of up to 4 bits share registers with those of another channel
             spared[of_v, 0, -group:] = True

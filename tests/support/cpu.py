@@ -28,7 +28,8 @@ def spec_of(
 ) -> KernelSpec:
     """A spec in short words: `4c32` is 4 bits per channel in groups of 32, `8t16s` 8 bits per token, symmetric; `16` is plain.
 
-    `2c64+8range` boosts an eighth of the channels, chosen by their range (`+8mean_abs`, `+8static`).
+    `2c64+8range` boosts an eighth of the channels, chosen by their range (`+8mean_abs`, `+8static`). `4t64~32` is rotated in blocks of 32
+    after signs, `4t64~32u` without them.
     """
     q_heads, kv_heads = map(int, heads.split("/"))
     return load_spec(
@@ -44,9 +45,11 @@ def spec_of(
 def _quant(words: str) -> dict[str, Any]:
     if words == "16":
         return {"bits": 16}
+    words, _, block = words.partition("~")
+    rotate = {"rotate": {"block": int(block.rstrip("u")), "signs": not block.endswith("u")}} if block else {}
     words, _, boosted = words.partition("+")
     axis = "channel" if words[1] == "c" else "token"
-    quant = {"bits": int(words[0]), "axis": axis, "group": int(words[2:].rstrip("s")), "zero": not words.endswith("s")}
+    quant = {"bits": int(words[0]), "axis": axis, "group": int(words[2:].rstrip("s")), "zero": not words.endswith("s"), **rotate}
     return {**quant, "boost": {"fraction": 1 / int(boosted[0]), "select": boosted[1:]}} if boosted else quant
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 
 from kvgen.format.dtypes import torch_dtype
-from kvgen.format.layout import PackedLayout
+from kvgen.format.layout import PackedLayout, rotation_of
 from kvgen.format.residual import residual_rows
+from kvgen.format.rotation import rotate
 from kvgen.spec import KernelSpec
 from kvgen.verify.reference import Pair, WholeSequences
 
@@ -119,10 +120,11 @@ class ReferenceCache:
         """
         att = self.spec.attention
         held = [torch.zeros(len(self.lengths), att.kv_heads, self.rows.rows, att.head_dim, dtype=x.dtype) for x in self.given]
+        rotated = [rotate(x, rotation_of(quant, att.head_dim)) for x, quant in zip(self.given, (self.spec.key, self.spec.value), strict=True)]
         for b, (length, least) in enumerate(zip(self.lengths.tolist(), self.least.tolist(), strict=True)):
             first = self.rows.first(max(least, length - self.rows.rollback))
             positions = [*range(min(length, self.rows.sink)), *range(first, length)]
-            for out, given in zip(held, self.given, strict=True):
+            for out, given in zip(held, rotated, strict=True):
                 out[b][:, [self.rows.row(position) for position in positions]] = given[b, positions].transpose(0, 1)
         return held[0], held[1]
 

@@ -29,6 +29,8 @@ FORMATS = {
     "boosted-expanded-float32": spec_of(dtype="float32", k="2c48+4mean_abs", v="4t4"),
     "softcap-window": spec_of(dtype="float32", softcap=30.0, window=100),
     "sink-and-local-bfloat16": spec_of(dtype="bfloat16", k="2c32", v="8t64", page=64, cache={"sink": 5, "local": 40}),
+    "rotated": spec_of(k="4c32~64", v="4t16~16u", q_len=2, cache={"sink": 3, "local": 20}),
+    "rotated-boosted-rollback-float32": spec_of(dim=80, dtype="float32", k="2c32+5range~16", v="2c32~16", page=64, cache={"rollback": 4}),
     "rollback-window": spec_of(k="8c32s", window=70, softcap=20.0, sinks=True, page=32, cache={"local": 33, "rollback": 5}),
 }
 

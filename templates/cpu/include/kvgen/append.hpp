@@ -1,7 +1,10 @@
 // New tokens into the cache: blocks that are due are quantized and packed, the rest waits in the residual.
 #pragma once
+#include <vector>
+
 #include "kvgen/cache.hpp"
 #include "kvgen/operand.hpp"
+#include "kvgen/rotate.hpp"
 
 namespace kvgen {
 
@@ -62,7 +65,7 @@ struct Quantizer {
       }
       Param* at = const_cast<Param*>(Op::param(block, nullptr, group, 0));
       for (int c = 0; c < C::kHeadDim; ++c) Code::put_params(at + c, at + c + Op::param_extent, low[c], high[c]);
-      if constexpr (C::kBoosted > 0) {
+      if constexpr (Info::kRowsAreTokens && C::kBoosted > 0) {
         uint8_t* index = const_cast<uint8_t*>(Boost<C>::index(block, group));
         select_boosted<C>(index, row_of_group, low, high);
         for (int i = 0; i < C::kBoosted; ++i) {
@@ -177,10 +180,12 @@ struct Append {
     const int64_t index = Residual::packed_blocks(length) + i, first = Residual::kSink + index * C::kTokens;
     if (index < CacheView<C>::Places::first(Residual::packed_blocks(after))) return;  // later blocks take its place
     uint8_t* block = cache.block(batch, head, index);
-    Quantizer<C, typename C::Key>::pack(
-        block, [&](int t) -> const Element* { return first + t < length ? cache.k_row(batch, head, first + t) : fresh(k, first + t); });
-    Quantizer<C, typename C::Value>::pack(
-        block, [&](int t) -> const Element* { return first + t < length ? cache.v_row(batch, head, first + t) : fresh(v, first + t); });
+    pack_operand<typename C::Key>(
+        block, [&](int t) -> const Element* { return first + t < length ? cache.k_row(batch, head, first + t) : fresh(k, first + t); },
+        static_cast<int>(length - first));
+    pack_operand<typename C::Value>(
+        block, [&](int t) -> const Element* { return first + t < length ? cache.v_row(batch, head, first + t) : fresh(v, first + t); },
+        static_cast<int>(length - first));
   }
 
   // Puts into the residual the tokens that are not packed, and tokens whose block a crop may take back; after every pack, which reads the
@@ -194,9 +199,32 @@ struct Append {
  private:
   const Element* fresh(const ffi::View<4>& view, int64_t position) const { return row_of<Element>(view, batch, position - length, head); }
 
+  // Packs K or V of a block; tokens from `held` on are the caller's, which are rotated first.
+  template <class Op, class Row>
+  static void pack_operand(uint8_t* block, Row row, int held) {
+    if constexpr (kRotated<Op>) {
+      std::vector<Element> rotated(static_cast<size_t>(C::kTokens) * C::kHeadDim);
+      for (int t = 0; t < C::kTokens; ++t)
+        if (t < held)
+          std::memcpy(&rotated[t * C::kHeadDim], row(t), sizeof(Element) * C::kHeadDim);
+        else
+          rotate_row<Rotation<Op>, C::kHeadDim>(row(t), &rotated[t * C::kHeadDim]);
+      Quantizer<C, Op>::pack(block, [&](int t) -> const Element* { return &rotated[t * C::kHeadDim]; });
+    } else {
+      Quantizer<C, Op>::pack(block, row);
+    }
+  }
+
   void keep(int64_t position) const {
-    std::memcpy(cache.k_row(batch, head, position), fresh(k, position), sizeof(Element) * C::kHeadDim);
-    std::memcpy(cache.v_row(batch, head, position), fresh(v, position), sizeof(Element) * C::kHeadDim);
+    keep<typename C::Key>(cache.k_row(batch, head, position), fresh(k, position));
+    keep<typename C::Value>(cache.v_row(batch, head, position), fresh(v, position));
+  }
+  template <class Op>
+  static void keep(Element* to, const Element* from) {
+    if constexpr (kRotated<Op>)
+      rotate_row<Rotation<Op>, C::kHeadDim>(from, to);
+    else
+      std::memcpy(to, from, sizeof(Element) * C::kHeadDim);
   }
 };
 

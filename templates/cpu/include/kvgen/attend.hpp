@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kvgen/packed.hpp"
+#include "kvgen/rotate.hpp"
 #include "kvgen/step.hpp"
 
 namespace kvgen {
@@ -71,6 +72,19 @@ class Attention {
     return {tile.sequence, tile.head / step_.shape.row_blocks, first, static_cast<int>(left < Rows<C>::most ? left : Rows<C>::most)};
   }
 
+  // The new tokens of a tile as the cache will hold them.
+  template <class Op>
+  struct NewRows {
+    alignas(64) Element rotated[kRotated<Op> ? kLanes : 1][kRotated<Op> ? C::kHeadDim : 1];
+
+    const Element* row(const ffi::View<4>& given, int64_t b, int64_t token, int64_t head, int i) {
+      const Element* found = row_of<Element>(given, b, token, head);
+      if constexpr (!kRotated<Op>) return found;
+      if constexpr (kRotated<Op>) rotate_row<Rotation<Op>, C::kHeadDim>(found, rotated[i]);
+      return rotated[i];
+    }
+  };
+
   bool decoding() const { return static_cast<bool>(call_.k_new); }
   float* partial(int64_t slot, int64_t r) const { return call_.workspace.as<float>() + (slot * step_.shape.slot_rows() + r) * record; }
 
@@ -81,6 +95,11 @@ class Attention {
     for (int r = 0; r < head.rows; ++r) {
       const int64_t token = (head.first_row + r) / group, q_head = head.kv_head * group + (head.first_row + r) % group;
       const Element* q = row_of<Element>(call_.q, head.b, token, q_head);
+      alignas(64) Element rotated[kRotated<typename C::Key> ? C::kHeadDim : 1];
+      if constexpr (kRotated<typename C::Key>) {
+        rotate_row<Rotation<typename C::Key>, C::kHeadDim>(q, rotated);
+        q = rotated;
+      }
       for (int c = 0; c < C::kHeadDim; c += kLanes) store(state.q[r] + c, load_floats<Element>(q + c) * factor);
       state.to[r] = before + token + 1;
       state.q_head[r] = static_cast<int>(q_head);
@@ -143,6 +162,8 @@ class Attention {
     const int64_t b = head.b, length = step_.lengths[b];
     narrow(state, 0, 1, begin, end);
     Floats<C> floats;
+    NewRows<typename C::Key> new_keys;
+    NewRows<typename C::Value> new_values;
     for (int64_t position = begin; position < end; position += Floats<C>::most) {
       const int count = static_cast<int>(end - position < Floats<C>::most ? end - position : Floats<C>::most);
       floats.tokens = (count + kLanes - 1) / kLanes * kLanes;
@@ -151,8 +172,8 @@ class Attention {
         for (int i = 0; i < kLanes; ++i) {
           const int64_t at = position + tile * kLanes + i;
           const bool there = tile * kLanes + i < count, old = at < length;
-          k[i] = !there ? nullptr : old ? cache_.k_row(b, head.kv_head, at) : row_of<Element>(call_.k_new, b, at - length, head.kv_head);
-          v[i] = !there ? nullptr : old ? cache_.v_row(b, head.kv_head, at) : row_of<Element>(call_.v_new, b, at - length, head.kv_head);
+          k[i] = !there ? nullptr : old ? cache_.k_row(b, head.kv_head, at) : new_keys.row(call_.k_new, b, at - length, head.kv_head, i);
+          v[i] = !there ? nullptr : old ? cache_.v_row(b, head.kv_head, at) : new_values.row(call_.v_new, b, at - length, head.kv_head, i);
         }
         floats.set_tile(tile, k, v);
       }
@@ -180,7 +201,10 @@ class Attention {
     }
     const float inverse = row_sum == 0 ? 0.0f : weight / row_sum;
     Element* out = row_of<Element>(call_.out, head.b, token, q_head);
-    for (int c = 0; c < C::kHeadDim; c += kLanes) store_floats<Element>(out + c, load<F32>(acc + c) * inverse);
+    if constexpr (kRotated<typename C::Value>)
+      store_rotated_back<Rotation<typename C::Value>, C::kHeadDim>(acc, inverse, out);
+    else
+      for (int c = 0; c < C::kHeadDim; c += kLanes) store_floats<Element>(out + c, load<F32>(acc + c) * inverse);
     if (call_.lse)
       call_.lse.template as<float>()[(head.b * C::q_heads + q_head) * call_.q_len + token] =
           row_sum == 0 ? -kInfinity : (row_max + std::log2(row_sum)) * kLn2;
