@@ -143,5 +143,7 @@ def gpu_refusals(spec: KernelSpec) -> Iterator[str]:
     for name, quant in (("key", spec.key), ("value", spec.value)):
         if quant.quantized and quant.axis == "token" and quant.group % 16:
             yield f"{name}.group ({quant.group} channels) must be a multiple of 16"
+        if quant.rotate is not None:
+            yield f"{name}.rotate: tokens are stored as they are given"
     if a.group * a.q_len > MAX_Q_ROWS:
         yield f"{a.group} query heads times {a.q_len} query tokens share a KV head, more than {MAX_Q_ROWS} rows"

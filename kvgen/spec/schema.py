@@ -23,6 +23,8 @@ def json_schema() -> dict[str, Any]:
         "description": lengths["description"],
         "default": "equal",
     }
+    for operand in ("KeySpec", "ValueSpec"):
+        schema["$defs"][operand]["properties"]["rotate"]["anyOf"].insert(0, {"const": "hadamard"})
     preset = {"enum": list(FORMATS), "description": "Start from a named format; fields given here override it."}
     schema["properties"] = {"preset": preset, **schema["properties"]}
     required: dict[str, Any] = {}  # without `preset` alone

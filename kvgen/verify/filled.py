@@ -165,7 +165,12 @@ class FilledCache:
         k, v, at, held = self._unpacked(lengths, sink + packed, where, new)
         visible = held & (at < end.unsqueeze(2)) & (at >= begin.unsqueeze(2))
         times = torch.cat([self._often(where, upto) - self._often(where, after), visible.double()], 2)
-        queries = rotate(q, self.layout.key.rotation).double().reshape(*q.shape[:2], attention.kv_heads, attention.group, -1).permute(2, 0, 3, 1, 4)
+        queries = (
+            rotate(q, self.layout.key.rotation)
+            .double()
+            .reshape(*q.shape[:2], attention.kv_heads, attention.group, -1)
+            .permute(2, 0, 3, 1, 4)
+        )
         queries = queries * attention.head_dim**-0.5  # [kv_heads, rows, group, q_len, dim]
         shape, count = (*queries.shape[:4], -1), self.pattern.k.shape[1]
         products = (queries.flatten(1, 3) @ self.pattern.k.transpose(1, 2), queries.flatten(2, 3) @ k.permute(1, 0, 3, 2))

@@ -120,7 +120,9 @@ class ReferenceCache:
         """
         att = self.spec.attention
         held = [torch.zeros(len(self.lengths), att.kv_heads, self.rows.rows, att.head_dim, dtype=x.dtype) for x in self.given]
-        rotated = [rotate(x, rotation_of(quant, att.head_dim)) for x, quant in zip(self.given, (self.spec.key, self.spec.value), strict=True)]
+        rotated = [
+            rotate(x, rotation_of(quant, att.head_dim)) for x, quant in zip(self.given, (self.spec.key, self.spec.value), strict=True)
+        ]
         for b, (length, least) in enumerate(zip(self.lengths.tolist(), self.least.tolist(), strict=True)):
             first = self.rows.first(max(least, length - self.rows.rollback))
             positions = [*range(min(length, self.rows.sink)), *range(first, length)]

@@ -18,7 +18,11 @@ struct Hadamard {
   static constexpr bool kSigns = kSigns_;
   static constexpr float kHalfPower = 0.70710678118654752440f;  // 2^(-1/2)
   // 1 / sqrt(kBlock)
-  static constexpr float kFactor = kBlock == 16 ? .25f : kBlock == 32 ? .25f * kHalfPower : kBlock == 64 ? .125f : kBlock == 128 ? .125f * kHalfPower : .0625f;
+  static constexpr float kFactor = kBlock == 16    ? .25f
+                                   : kBlock == 32  ? .25f * kHalfPower
+                                   : kBlock == 64  ? .125f
+                                   : kBlock == 128 ? .125f * kHalfPower
+                                                   : .0625f;
 
   // Bit i of word w is set where channel 32 * w + i is negated: the last step of MurmurHash3.
   KVGEN_FORMAT_FN uint32_t sign_word(int w) {
