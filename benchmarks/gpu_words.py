@@ -1,6 +1,6 @@
 """Short words for specs, schedules and workloads, for sweeps on a command line.
 
-spec      k4v4  k8v4:token  k2v2:kg64:vg32  k4v4:h64/8:d128:bf16:q4:page64:sym  k4v4:cap50:window1024  k2v2:boost1/8  k2v2:boost1/4range
+spec      k4v4  ke4m3v4  k8v4:token  k2v2:kg64:vg32  k4v4:h64/8:bf16:q4:page64:sym  k4v4:cap50:window1024  k2v2:boost1/8  k2v2:boost1/4range
 schedule  w8u4d1  w8u4d1.cl8  w4u4d1c2  n256.w8u4d1.noexact  default  space  space20
 workload  8x32768  1x131072q4
 """
@@ -32,12 +32,12 @@ _STEP = {"kv_tile": 32}
 def spec_of(words: str, arch: Target, workloads: list[Workload]) -> KernelSpec:
     """The spec that words mean. Raises ValueError for an unknown word."""
     bits, *rest = words.split(":")
-    found = re.fullmatch(r"k(\d+)v(\d+)", bits)
+    found = re.fullmatch(r"k(\d+|e\dm\d)v(\d+|e\dm\d)", bits)
     if found is None:
         raise ValueError(f"a spec starts with its bits, like k4v4, not {bits!r}")
     attention: dict[str, object] = {"q_heads": 32, "kv_heads": 8, "head_dim": 128, "dtype": "float16"}
-    key: dict[str, object] = {"bits": int(found[1]), "axis": "channel", "group": 128, "zero": True}
-    value: dict[str, object] = {"bits": int(found[2]), "axis": "token", "group": 128, "zero": True}
+    key: dict[str, object] = {**_code(found[1]), "axis": "channel", "group": 128}
+    value: dict[str, object] = {**_code(found[2]), "axis": "token", "group": 128}
     cache: dict[str, object] = {}
     parts = {"attention": attention, "key": key, "value": value, "cache": cache}
     for word in rest:
@@ -52,6 +52,11 @@ def spec_of(words: str, arch: Target, workloads: list[Workload]) -> KernelSpec:
     return load_spec(
         {"name": name, "arch": arch, "attention": attention, "key": key, "value": value, "cache": cache, "workloads": workloads}
     )
+
+
+def _code(word: str) -> dict[str, object]:
+    """How codes are stored: integers of so many bits, or a type of floats."""
+    return {"bits": int(word), "zero": True} if word.isdigit() else {"type": word}
 
 
 def _spec_word(word: str) -> dict[str, dict[str, object]]:

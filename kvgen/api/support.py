@@ -31,6 +31,10 @@ def _both(**quant: Any) -> dict[str, Any]:
     return _with(key=quant, value=quant)
 
 
+def _float(kind: str, **quant: Any) -> dict[str, Any]:
+    return {**_with(), "key": {"type": kind, **quant}, "value": {"type": kind, **quant}}
+
+
 EXTEND = "extend attention (more query tokens than q_len)"
 """Decided separately from the spec: the kernels of a GPU compute decode steps only."""
 
@@ -46,6 +50,9 @@ FEATURES: dict[str, dict[str, Any]] = {
     "K and V per channel, 8 bits": _both(axis="channel", bits=8),
     "K and V per channel, 4 bits": _both(axis="channel"),
     "K per token, V per channel, 8 bits": _with(key={"axis": "token", "bits": 8}, value={"axis": "channel", "bits": 8}),
+    "K and V per token, fp8 (e4m3)": _float("e4m3", axis="token"),
+    "K and V per channel, fp8 (e5m2)": _float("e5m2", axis="channel"),
+    "K fp8 (e4m3), V 4 bits": {**_with(), "key": {"type": "e4m3", "axis": "channel"}},
     "several groups per token (32 channels)": _both(axis="token", group=32),
     "small groups per channel (32 tokens)": _with(key={"group": 32}),
     "smallest groups per channel (16 tokens)": _with(key={"group": 16}),

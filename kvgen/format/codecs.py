@@ -38,6 +38,10 @@ class Codec:
     """Whether a mask makes operands of products of 8-bit integers."""
     rows_of_byte: int = 1
     """Rows whose fields one byte holds, eight rows apart; they are separated after the MMA. 1: none."""
+    integers: bool = False
+    """Whether codes are integers."""
+    header: str | None = None
+    """The file of `codec/` that a rendered source includes for it; None for those that every source has."""
 
     def place(self, row: torch.Tensor, slot: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(word, first bit) of row `row` (below `row_tile`) and k-slot `slot` (below 16) among a lane's words, in fragment order."""
@@ -52,15 +56,23 @@ def _integers(bits: int, zero: bool) -> Codec:
     words = max(1, 2 // per_byte)
     return Codec(
         f"Integers<{bits}, {str(zero).lower()}>", bits, row_tile=8 * per_byte * words, words=words, quantized=True, label=f"int{bits}",
-        coarse=bits == 2, byte_operands=bits <= 4, rows_of_byte=per_byte,
+        coarse=bits == 2, byte_operands=bits <= 4, rows_of_byte=per_byte, integers=True,
     )  # fmt: skip
+
+
+_FLOATS = {
+    "e4m3": Codec("Fp8<4, 3>", 8, 16, 2, True, "e4m3", header="fp8"),
+    "e5m2": Codec("Fp8<5, 2>", 8, 16, 2, True, "e5m2", header="fp8"),
+}
 
 
 def codec_of(quant: QuantSpec, element: int = 16) -> Codec:
     """The codec of K or V; `element`: bits of the cache's `dtype`."""
-    return codec(quant.bits, element, quant.zero)
+    return codec(quant.bits, element, quant.zero, quant.type)
 
 
-def codec(bits: int, element: int, zero: bool) -> Codec:
-    """The same from the number of bits that a spec gives; 16 stands for elements as they are."""
+def codec(bits: int, element: int, zero: bool, kind: str | None = None) -> Codec:
+    """The same from the number of bits that a spec gives; 16 stands for elements as they are. `kind`: the type of codes."""
+    if kind in _FLOATS:
+        return _FLOATS[kind]
     return Codec("Unquantized<Element>", element, 16, 4, False, f"{element} bits") if bits == 16 else _integers(bits, zero)

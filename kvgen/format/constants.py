@@ -14,6 +14,11 @@ _SELECTORS = {"mean_abs": "mean_abs", "range": "range", "static": "fixed"}
 """`static` is a word of C++."""
 
 
+def codec_headers(layout: PackedLayout) -> list[str]:
+    """The files of `codec/` that a source includes for `layout`, besides those that every source has."""
+    return sorted({header for op in (layout.key, layout.value) if (header := op.codec.header) is not None})
+
+
 def constants_of(spec: KernelSpec, layout: PackedLayout) -> str:
     """The struct for a spec whose packed blocks have `layout`."""
     rows, page_blocks = residual_rows(spec, layout.tokens), (spec.cache.page or 0) // layout.tokens

@@ -68,11 +68,13 @@ class Operand:
     rows_are_tokens: bool
     boost: Boost | None = None
     rotation: Rotation | None = None
+    type: str | None = None
+    """Of codes that are floats."""
 
     @property
     def codec(self) -> Codec:
         """How its elements are stored."""
-        return codec(self.bits, self.width, self.zero)
+        return codec(self.bits, self.width, self.zero, self.type)
 
     @property
     def quantized(self) -> bool:
@@ -249,7 +251,8 @@ def _operand(quant: QuantSpec, head_dim: int, element: int, *, rows_are_tokens: 
     if isinstance(quant, KeySpec) and quant.boost.fraction > 0:
         boost = Boost(quant.boosted(head_dim), quant.boost.select)
     rotation = rotation_of(quant, head_dim)
-    return Operand(quant.bits, quant.bits, quant.axis, quant.group, quant.zero, rows_are_tokens, boost, rotation)
+    kind = None if quant.type == "int" else quant.type
+    return Operand(quant.bits, quant.bits, quant.axis, quant.group, quant.zero, rows_are_tokens, boost, rotation, kind)
 
 
 def rotation_of(quant: QuantSpec, head_dim: int) -> Rotation | None:

@@ -18,6 +18,7 @@ from typing import Any, Literal, get_args
 
 from kvgen._resources import search_spaces
 from kvgen.errors import KvgenError
+from kvgen.format.codecs import codec_of
 from kvgen.lower.constraints import RULES, Rule
 from kvgen.lower.schedule import Params, Schedule, Value
 from kvgen.spec import AnyWorkload, KernelSpec, QuantSpec, Workload
@@ -241,5 +242,6 @@ def spec_facts(spec: KernelSpec) -> dict[str, Fact]:
     }
     for label, quant in (("key", spec.key), ("value", spec.value)):
         facts |= {f"{label}_bits": quant.bits, f"{label}_axis": quant.axis, f"{label}_group": quant.group}
+        facts[f"{label}_integers"] = codec_of(quant).integers
         facts |= {f"{label}_per_channel": quant.per_channel, f"{label}_group_tokens": channel_group(quant)}
     return facts

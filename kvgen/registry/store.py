@@ -197,7 +197,10 @@ def format_name(spec: AnySpec) -> str:
 
 
 def _operand(quant: QuantSpec) -> str:
-    return f"{quant.bits}{quant.axis[0]}{quant.group}{'' if quant.zero else 's'}" if quant.quantized else "16"
+    if not quant.quantized:
+        return "16"
+    code, symmetric = (f"{quant.bits}", "" if quant.zero else "s") if quant.type == "int" else (quant.type, "")
+    return f"{code}{quant.axis[0]}{quant.group}{symmetric}"
 
 
 def _names(entry: Entry, name: str) -> Iterator[str]:

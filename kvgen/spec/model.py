@@ -10,9 +10,20 @@ from collections.abc import Iterable, Mapping
 from dataclasses import field
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr, ValidationError
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+    ValidationError,
+    model_validator,
+)
 from pydantic.dataclasses import dataclass
-from pydantic_core import InitErrorDetails, PydanticCustomError, SchemaSerializer, SchemaValidator
+from pydantic_core import ArgsKwargs, InitErrorDetails, PydanticCustomError, SchemaSerializer, SchemaValidator
 from typing_extensions import dataclass_transform
 
 from kvgen.arch import Arch
@@ -103,6 +114,7 @@ _SOME, _NOT_TOO_MANY = Field(min_length=1, max_length=MAX_WORKLOADS), BeforeVali
 Name = Annotated[StrictStr, Field(min_length=1, max_length=80, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 DType = Literal["float16", "bfloat16", "float32"]
 Axis = Literal["channel", "token"]
+CodeType = Literal["int", "e4m3", "e5m2"]
 _Bits = Annotated[Literal[2, 4, 8, 16], BeforeValidator(_integer)]
 _Heads = Annotated[StrictInt, Field(gt=0, le=4096)]
 _Tokens = Annotated[StrictInt, Field(gt=0, le=MAX_KV_LEN)]
@@ -178,15 +190,27 @@ class QuantSpec(Model):
     """How one of K and V is stored."""
 
     bits: _Bits
-    """Bits per element; 16 keeps `dtype`."""
+    """Bits per element; 16 keeps `dtype`. A float type has its own."""
     axis: Axis
     """channel: one scale per channel per `group` tokens. token: one scale per token per `group` channels."""
     group: _Group = 128
     """Elements that share a scale."""
     zero: StrictBool = True
-    """Asymmetric (scale and zero) or symmetric (scale alone)."""
+    """Asymmetric (scale and zero) or symmetric (scale alone), as float types are."""
     rotate: Annotated[RotateSpec | None, BeforeValidator(_rotation)] = None
     """hadamard, or a mapping: tokens are rotated before they are stored, and the query or the output with them."""
+    type: CodeType = "int"
+    """Codes: integers, or floats with so many bits of exponent and mantissa."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _implied(cls, given: Any) -> Any:
+        """A float type says how many bits a code has, and that it has no zero."""
+        fields = given.kwargs if isinstance(given, ArgsKwargs) else given
+        if not isinstance(fields, Mapping) or fields.get("type", "int") == "int":
+            return given
+        whole = {**rules.IMPLIED.get(str(fields["type"]), {"bits": 8}), **fields}  # of an unknown type, that is the mistake
+        return ArgsKwargs(given.args, whole) if isinstance(given, ArgsKwargs) else whole
 
     @property
     def quantized(self) -> bool:
@@ -197,6 +221,9 @@ class QuantSpec(Model):
     def per_channel(self) -> bool:
         """Whether a group of tokens has a scale per channel."""
         return self.quantized and self.axis == "channel"
+
+    def problems(self) -> Iterable[rules.Problem]:
+        return rules.code_type(self)
 
 
 class KeySpec(QuantSpec):
@@ -211,7 +238,8 @@ class KeySpec(QuantSpec):
         return round(self.boost.fraction * head_dim)
 
     def problems(self) -> Iterable[rules.Problem]:
-        return rules.key(self)
+        yield from super().problems()
+        yield from rules.key(self)
 
 
 class ValueSpec(QuantSpec):
@@ -323,6 +351,8 @@ class KernelSpec(Model):
                 data[operand]["rotate"]["block"] = quant.rotate.channels(self.attention.head_dim)
             if data[operand]["bits"] == 16:
                 data[operand] = {"bits": 16}
+            elif data[operand]["type"] == "int":
+                del data[operand]["type"]
         return data
 
     @property

@@ -19,6 +19,12 @@ def _same(bits: int, axis: str, group: int, zero: bool = True) -> dict[str, Any]
     return {"key": {**quant}, "value": quant}
 
 
+def _float(kind: str, group: int) -> dict[str, Any]:
+    """K and V per token, in codes of a float type."""
+    quant = {"type": kind, "axis": "token", "group": group}
+    return {"key": {**quant}, "value": quant}
+
+
 def _mixed(bits: int, group: int) -> dict[str, Any]:
     """K per channel, V per token."""
     return {"key": {"bits": bits, "axis": "channel", "group": group}, "value": {"bits": bits, "axis": "token", "group": group}}
@@ -53,6 +59,7 @@ FORMATS: dict[str, dict[str, Any]] = {
     "int8-per-channel": _same(8, "channel", 128, zero=False),
     "kivi-int2": _mixed(2, 32),
     "saw-int4": {**_saw(), **_BF16},
+    "fp8-e4m3": _float("e4m3", 128),
 }
 """The fields of each preset; the heads are the spec's own."""
 

@@ -6,7 +6,7 @@ They are judged once all fields of a section, or all sections of a spec, are rig
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kvgen.spec.model import AnyWorkload, AttentionSpec, CacheSpec, KernelSpec, KeySpec, QuantSpec, Workload
@@ -20,6 +20,8 @@ TOKEN_STEP = 16
 """Tokens that every back end handles together: groups and pages are multiples of it."""
 WHOLE = 1e-9
 """A product of a fraction and channels that is as near as this to a whole number is meant to be one."""
+IMPLIED: dict[str, dict[str, Any]] = {"e4m3": {"bits": 8, "zero": False}, "e5m2": {"bits": 8, "zero": False}}
+"""What a float type says about other fields of `key` and `value`, which may be left out."""
 SMALLEST_SOFTCAP = 0.001
 """Kernels divide by it in float32, where far smaller ones are 0."""
 
@@ -30,6 +32,15 @@ def attention(spec: AttentionSpec) -> Iterator[Problem]:
         yield ("q_heads",), f"q_heads ({spec.q_heads}) must be a multiple of kv_heads ({spec.kv_heads})"
     if 0 < spec.softcap < SMALLEST_SOFTCAP:
         yield ("softcap",), f"softcap ({spec.softcap:g}) must be 0, which switches it off, or at least {SMALLEST_SOFTCAP}"
+
+
+def code_type(spec: QuantSpec) -> Iterator[Problem]:
+    """Problems of `type` within `key` and `value`."""
+    implied = IMPLIED.get(spec.type, {})
+    if implied and spec.bits != implied["bits"]:
+        yield ("bits",), f"codes of type {spec.type} have {implied['bits']} bits, not {spec.bits}: leave bits out"
+    if implied and spec.zero:
+        yield ("zero",), f"codes of type {spec.type} have a scale and no zero: leave zero out"
 
 
 def key(spec: KeySpec) -> Iterator[Problem]:

@@ -13,7 +13,8 @@ from kvgen.format.places import boost_bits, boost_index_offsets, code_bits, para
 from kvgen.spec import BoostSpec, QuantSpec
 
 BOOST_BITS = 4
-
+FLOATS = {"e4m3": (4, 3, 448.0), "e5m2": (5, 2, 57344.0)}
+"""Bits of exponent and mantissa, and the largest finite number (OCP 8-bit floating point; e5m2 has infinities, e4m3 none)."""
 
 Quant = QuantSpec | Operand
 """Parameters of a quantization: those of a spec, or of a layout."""
@@ -23,8 +24,8 @@ Quant = QuantSpec | Operand
 class Quantized:
     """Codes and parameters of x [..., tokens, head_dim].
 
-    `codes` are unsigned fields, uint8 [..., tokens, head_dim]; a symmetric code q is the field q + 2^(bits-1). `scale` and
-    `zero` (None where symmetric) are in their storage type, [..., tokens / group, head_dim] for axis channel and
+    `codes` are unsigned fields, uint8 [..., tokens, head_dim]: a symmetric code q is the field q + 2^(bits-1), a float its bits. `scale`
+    and `zero` (None where symmetric) are in their storage type, [..., tokens / group, head_dim] for axis channel and
     [..., tokens, head_dim / group] for axis token. `boosted` (None without boost) is bool, shaped like `scale`.
     """
 
@@ -58,6 +59,9 @@ def quantize(x: torch.Tensor, quant: Quant, boost: BoostSpec | None = None) -> Q
     boosted = None
     if boost is not None and boost.fraction > 0:
         boosted = select_channels(grouped, boost)
+    if quant.type in FLOATS:
+        scale = store(grouped.abs().amax(-2, keepdim=True) / FLOATS[quant.type][2], param_dtype(x.dtype))
+        return Quantized(float_codes(grouped, scale, quant.type).reshape(x.shape), _without_group(scale, quant), None)
     levels = torch.tensor(float(2**quant.bits - 1 if quant.zero else 2 ** (quant.bits - 1) - 1), device=x.device)  # the largest code
     if boosted is not None:
         levels = torch.where(boosted, float(2**BOOST_BITS - 1), levels)
@@ -70,19 +74,44 @@ def quantize(x: torch.Tensor, quant: Quant, boost: BoostSpec | None = None) -> Q
         zero = None
         scale = store(grouped.abs().amax(-2, keepdim=True) / levels, param_dtype(x.dtype))
         codes = divide(grouped, scale).clamp(-levels, levels) + 2 ** (quant.bits - 1)
+    params = (None if one is None else _without_group(one, quant) for one in (zero, boosted))
+    return Quantized(codes.to(torch.uint8).reshape(x.shape), _without_group(scale, quant), *params)
 
-    def without_group(param: torch.Tensor) -> torch.Tensor:
-        return param.squeeze(-2) if quant.axis == "channel" else param.flatten(-3)
 
-    params = (None if one is None else without_group(one) for one in (zero, boosted))
-    return Quantized(codes.to(torch.uint8).reshape(x.shape), without_group(scale), *params)
+def _without_group(param: torch.Tensor, quant: Quant) -> torch.Tensor:
+    return param.squeeze(-2) if quant.axis == "channel" else param.flatten(-3)
 
 
 def dequantize(q: Quantized, quant: Quant) -> torch.Tensor:
     """fp64 [..., tokens, head_dim]: code * scale + zero, without rounding."""
+    if quant.type in FLOATS:
+        magnitudes = float_values(quant.type).to(q.codes.device)
+        return torch.cat([magnitudes, -magnitudes])[q.codes.long()] * spread(q.scale.double(), quant)
     codes = q.codes.double() if q.zero is not None else q.codes.double() - 2 ** (quant.bits - 1)
     x = codes * spread(q.scale.double(), quant)
     return x if q.zero is None else x + spread(q.zero.double(), quant)
+
+
+def float_values(kind: str) -> torch.Tensor:
+    """The numbers of the codes without a sign, ascending: fp64. Of codes that are no finite number, NaN."""
+    exponent_bits, mantissa_bits, largest = FLOATS[kind]
+    code = torch.arange(2 ** (exponent_bits + mantissa_bits))
+    exponent, mantissa = code >> mantissa_bits, code & 2**mantissa_bits - 1
+    whole = (mantissa + (exponent > 0) * 2**mantissa_bits).double()  # without the leading one below the least exponent
+    value = torch.ldexp(whole, exponent.clamp(min=1) - (2 ** (exponent_bits - 1) - 1) - mantissa_bits)
+    return torch.where(value > largest, torch.nan, value)
+
+
+def float_codes(x: torch.Tensor, scale: torch.Tensor, kind: str) -> torch.Tensor:
+    """Bits of the floats nearest to x / scale in fp32, of two the even one, at most the largest finite: uint8. 0 where the scale is 0."""
+    wide = scale.float()
+    quotient = (x / torch.where(wide == 0, 1.0, wide)).double().abs().contiguous()
+    values = float_values(kind).to(x.device)
+    values = values[values.isfinite()]
+    ties = (values[1:] + values[:-1]) / 2
+    below, upto = torch.searchsorted(ties, quotient), torch.searchsorted(ties, quotient, right=True)  # differ at a tie
+    codes = torch.where(below % 2 == 0, below, upto) + x.signbit() * 2 ** (FLOATS[kind][0] + FLOATS[kind][1])
+    return torch.where(wide == 0, 0, codes).to(torch.uint8)
 
 
 def spread(param: torch.Tensor, quant: Quant) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from typing import Any
 
@@ -26,7 +27,8 @@ def spec_of(
     cache: dict[str, int] | None = None,
     **attention: Any,
 ) -> KernelSpec:
-    """A spec in short words: `4c32` is 4 bits per channel in groups of 32, `8t16s` 8 bits per token, symmetric; `16` is plain.
+    """A spec in short words: `4c32` is 4 bits per channel in groups of 32, `8t16s` 8 bits per token, symmetric, `e4m3t64` floats;
+    `16` is plain.
 
     `2c64+8range` boosts an eighth of the channels, chosen by their range (`+8mean_abs`, `+8static`). `4t64~32` is rotated in blocks of 32
     after signs, `4t64~32u` without them.
@@ -48,8 +50,9 @@ def _quant(words: str) -> dict[str, Any]:
     words, _, block = words.partition("~")
     rotate = {"rotate": {"block": int(block.rstrip("u")), "signs": not block.endswith("u")}} if block else {}
     words, _, boosted = words.partition("+")
-    axis = "channel" if words[1] == "c" else "token"
-    quant = {"bits": int(words[0]), "axis": axis, "group": int(words[2:].rstrip("s")), "zero": not words.endswith("s"), **rotate}
+    code, axis, group, symmetric = re.fullmatch(r"(\d|e\dm\d)([ct])(\d+)(s?)", words).groups()  # type: ignore[union-attr]
+    quant = {"axis": "channel" if axis == "c" else "token", "group": int(group), **rotate}
+    quant |= {"bits": int(code), "zero": not symmetric} if code.isdigit() else {"type": code}
     return {**quant, "boost": {"fraction": 1 / int(boosted[0]), "select": boosted[1:]}} if boosted else quant
 
 

@@ -8,7 +8,7 @@ from kvgen._machine import vector_bits, vector_registers
 from kvgen._resources import templates
 from kvgen.arch import Target
 from kvgen.format.codecs import codec_of
-from kvgen.format.constants import constants_of
+from kvgen.format.constants import codec_headers, constants_of
 from kvgen.format.layout import BOOST_CHANNELS
 from kvgen.format.sizes import block_multiple, usual_block
 from kvgen.lower.backend import CPU_FLAGS, FUNCTIONS, Lowering, Source
@@ -94,6 +94,7 @@ class CpuBackend(Lowering[KernelSpec]):
         attention, layout = spec.attention, layout_of(spec, schedule.layout)
         return {
             "format": f"{attention.dtype}, K {codec_of(spec.key).label}, V {codec_of(spec.value).label}",
+            "codecs": codec_headers(layout),
             "constants": constants_of(spec, layout),
             "dtype": "k" + attention.dtype.capitalize(),
             "q_heads": attention.q_heads,

@@ -9,7 +9,7 @@ from functools import cache, lru_cache
 from kvgen._resources import templates
 from kvgen.arch import GPUS, KB, Target
 from kvgen.format.codecs import codec_of
-from kvgen.format.constants import constants_of
+from kvgen.format.constants import codec_headers, constants_of
 from kvgen.format.layout import PackedLayout, packed_layout
 from kvgen.lower.backend import FUNCTIONS, Lowering, Source
 from kvgen.lower.cuda.shared import PLANNED, SharedMemory, cluster_size, q_tiles, rows_of_cta, runs, shared_memory
@@ -80,6 +80,7 @@ def source(spec: KernelSpec, layout: PackedLayout, launch: Params, target: Targe
     """The module of one variant. The spec's name, arch and workloads leave no trace, so that equal variants are one."""
     text = render(
         "cuda/module.cu.jinja",
+        codecs=codec_headers(layout),
         constants=constants_of(spec, layout),
         attention=spec.attention,
         q_tiles=q_tiles(spec),

@@ -17,7 +17,7 @@ from kvgen.lower.space import SearchSpace
 from kvgen.lower.template import reached_headers, render
 from kvgen.lower.tilelang.isolate import Program, lower_apart, missing, tilelang_version
 from kvgen.lower.tilelang.sizes import sizes_of
-from kvgen.spec import KernelSpec
+from kvgen.spec import KernelSpec, KeySpec, ValueSpec
 from kvgen.spec.dispatch import Tiling
 
 NAME = "tilelang"
@@ -96,13 +96,20 @@ class TileLangBackend(Lowering[KernelSpec]):
         return replace(found, tile_bytes=sizes.tile_bytes, tile_us=tile_us)
 
 
-def _refusals(spec: KernelSpec) -> Iterator[str]:
-    """What the program does not compute."""
-    a, k, v, c = spec.attention, spec.key, spec.value, spec.cache
+def _code_refusals(k: KeySpec, v: ValueSpec) -> Iterator[str]:
+    """Codes that the program does not expand."""
     if k.boost.fraction > 0:
         yield f"key.boost ({k.boost.fraction:g} of channels in 4 bits): K is read as codes of one width"
     if not (k.quantized and v.quantized):
         yield f"key.bits ({k.bits}) and value.bits ({v.bits}) must be 8, 4 or 2: the program expands codes"
+    if (k.type, v.type) != ("int", "int"):
+        yield f"key.type ({k.type}) and value.type ({v.type}) must be int: the program expands integers"
+
+
+def _refusals(spec: KernelSpec) -> Iterator[str]:
+    """What the program does not compute."""
+    a, k, v, c = spec.attention, spec.key, spec.value, spec.cache
+    yield from _code_refusals(k, v)
     yield from gpu_refusals(spec)
     if a.head_dim % 32 != 0 or a.head_dim > MAX_HEAD_DIM:
         many = f"attention.head_dim ({a.head_dim}) is no multiple of 32 up to {MAX_HEAD_DIM}"

@@ -31,6 +31,9 @@ FORMATS = {
     "sink-and-local-bfloat16": spec_of(dtype="bfloat16", k="2c32", v="8t64", page=64, cache={"sink": 5, "local": 40}),
     "rotated": spec_of(k="4c32~64", v="4t16~16u", q_len=2, cache={"sink": 3, "local": 20}),
     "rotated-boosted-rollback-float32": spec_of(dim=80, dtype="float32", k="2c32+5range~16", v="2c32~16", page=64, cache={"rollback": 4}),
+    "e4m3-per-token": spec_of(k="e4m3t32", v="e4m3t16", q_len=2),
+    "e5m2-per-channel-bfloat16": spec_of(dim=80, dtype="bfloat16", k="e5m2c32", v="e5m2c16", page=64),
+    "e4m3-float32": spec_of(dtype="float32", k="e4m3c48", v="4t4"),
     "rollback-window": spec_of(k="8c32s", window=70, softcap=20.0, sinks=True, page=32, cache={"local": 33, "rollback": 5}),
 }
 
@@ -87,22 +90,24 @@ def test_results_do_not_depend_on_threads() -> None:
     assert all(torch.equal(result, results[0]) for result in results)
 
 
-@pytest.mark.parametrize(("dtype", "v"), [("bfloat16", "8t64s"), ("float16", "8t1s")])
-def test_codes_of_extremes_are_those_of_the_reference(dtype: str, v: str) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "k", "v"), [("bfloat16", "4c32", "8t64s"), ("float16", "e5m2c32", "8t1s"), ("bfloat16", "e4m3t4", "e5m2t64")]
+)
+def test_codes_of_extremes_are_those_of_the_reference(dtype: str, k: str, v: str) -> None:
     """Ranges beyond the scale's type, groups of one value, denormal ranges, zeros of either sign: bit for bit."""
-    made = variant(spec_of(dtype=dtype, k="4c32", v=v), (("block", 32),))
-    k, val = (draw(torch.Generator().manual_seed(i), 1, 32, 2, 64, dtype=torch.float32) for i in (5, 6))
+    made = variant(spec_of(dtype=dtype, k=k, v=v), (("block", 32),))
+    keys, val = (draw(torch.Generator().manual_seed(i), 1, 32, 2, 64, dtype=torch.float32) for i in (5, 6))
     most = float(torch.finfo(made.dtype).max)
-    k[..., 0], k[..., 2] = most, -1.5
-    k[..., 1] *= most / 10
-    k[..., 3] *= 1e-8
-    k[0, 0, :, 4], k[0, 1, :, 4] = most, -most
+    keys[..., 0], keys[..., 2] = most, -1.5
+    keys[..., 1] *= most / 10
+    keys[..., 3] *= 1e-8
+    keys[0, 0, :, 4], keys[0, 1, :, 4] = most, -most
     val[:, ::4] = 0
     val[:, 1] *= most / 10
-    k, val = k.to(made.dtype), val.to(made.dtype)
+    keys, val = keys.to(made.dtype), val.to(made.dtype)
     cache = made.new_cache(1, 32)
-    made.prefill(cache, k, val)
-    kept, want = meaningful_bytes(made.layout), pack_blocks(made.layout, to_blocks(k, 32), to_blocks(val, 32))
+    made.prefill(cache, keys, val)
+    kept, want = meaningful_bytes(made.layout), pack_blocks(made.layout, to_blocks(keys, 32), to_blocks(val, 32))
     assert torch.equal(cache.packed[..., kept], want[..., kept])
 
 

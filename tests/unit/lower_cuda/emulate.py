@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from kvgen._resources import templates
-from kvgen.format.constants import constants
+from kvgen.format.constants import codec_headers, constants
 from kvgen.format.layout import PackedLayout
 from kvgen.format.residual import ResidualRows
 from kvgen.toolchain.compilers import find_gxx
@@ -38,6 +38,7 @@ FLAGS = (
 EXPORTS = """
 #include "kvgen/pack/pack.cuh"
 #include "kvgen/pack/unpack.cuh"
+{headers}
 using namespace kvgen;
 {constants}
 using Format_ = Constants;
@@ -134,7 +135,8 @@ def _compile(layout: PackedLayout, dtype: torch.dtype, rows: ResidualRows, place
     name = "float16" if dtype == torch.float16 else "bfloat16"
     struct = constants(layout, rows, name, page_blocks=int(paged), window_places=0 if paged else places)
     folder.mkdir(parents=True, exist_ok=True)
-    return library(EXPORTS.format(constants=struct), folder)
+    headers = "".join(f'#include "kvgen/codec/{header}.cuh"\n' for header in codec_headers(layout))
+    return library(EXPORTS.format(headers=headers, constants=struct), folder)
 
 
 def library(text: str, folder: Path) -> Path:

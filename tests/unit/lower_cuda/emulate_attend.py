@@ -247,5 +247,5 @@ def compile_variant(spec: KernelSpec, layout: PackedLayout, chosen: Params, fold
 
 def seams(rendered: str) -> str:
     """The headers that a rendered source includes besides the module's own."""
-    parts = ("mainloop", "epilogue")
+    parts = ("codec", "mainloop", "epilogue")
     return "".join(line + "\n" for line in rendered.splitlines() if line.startswith(tuple(f'#include "kvgen/{part}/' for part in parts)))

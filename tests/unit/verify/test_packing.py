@@ -17,9 +17,12 @@ from kvgen.format.places import code_bits, param_offsets
 from kvgen.spec import BoostSpec, KernelSpec, KeySpec, QuantSpec, load_spec
 from kvgen.verify import matrix
 from kvgen.verify.packing import (
+    FLOATS,
     OPERANDS,
     Quantized,
     dequantize,
+    float_codes,
+    float_values,
     pack_blocks,
     quantize,
     read_codes,
@@ -108,6 +111,41 @@ def test_groups_that_do_not_fit_and_unquantized_formats_are_refused() -> None:
         quantize(torch.zeros(48, 64), QuantSpec(bits=4, axis="channel", group=32))
     with pytest.raises(ValueError, match="16 bits are not quantized"):
         quantize(torch.zeros(48, 64), QuantSpec(bits=16, axis="token"))
+
+
+# --- floats ----------------------------------------------------------------------------------------------------------
+
+EIGHT_BITS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
+
+
+@pytest.mark.parametrize("kind", EIGHT_BITS)
+def test_codes_of_floats_are_those_of_torch(kind: Any) -> None:
+    """All codes, all ties between two of them, the numbers beside ties, and what is beyond the largest; by a scale of 1."""
+    of_torch, most = EIGHT_BITS[kind], FLOATS[kind][2]
+    values = float_values(kind)
+    assert torch.equal(values.nan_to_num(-1), torch.arange(128, dtype=torch.uint8).view(of_torch).double().nan_to_num(-1, -1))
+    ties = ((values[1:] + values[:-1]) / 2)[values[1:].isfinite()].float()
+    x = torch.cat([values[values.isfinite()].float(), ties, ties.nextafter(torch.tensor(0.0)), ties.nextafter(torch.tensor(1e9))])
+    x = torch.cat([x, -x])
+    codes = float_codes(x, torch.ones(1), kind)
+    assert torch.equal(codes, x.to(of_torch).view(torch.uint8))
+    assert float_codes(torch.tensor([1e30, -1e30]), torch.ones(1), kind).view(of_torch).tolist() == [most, -most]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", EIGHT_BITS)
+def test_floats_take_the_largest_of_a_group_to_the_largest_code(dtype: torch.dtype, kind: Any) -> None:
+    quant = QuantSpec(type=kind, axis="token", group=8)
+    x = torch.tensor([[0.0, -0.0, 1.0, -3.5, 7.0, 1e-3, -1e-5, 0.1] * 2, [0.0] * 8 + [-1e-9] * 8]).to(dtype)
+    q = quantize(x, quant)
+    kept = torch.float32 if dtype == torch.float32 else torch.float16
+    assert q.scale.tolist() == (x.float().reshape(2, 2, 8).abs().amax(-1) / FLOATS[kind][2]).to(kept).tolist()
+    assert q.zero is None
+    scale = q.scale[0, :1].float()
+    assert torch.equal(q.codes[0], (x[0].float() / scale).clamp(-FLOATS[kind][2], FLOATS[kind][2]).to(EIGHT_BITS[kind]).view(torch.uint8))
+    assert q.codes[1, :8].tolist() == [0] * 8, "where the scale is 0, codes are"
+    error = (dequantize(q, quant)[0] - x[0].double()).abs()
+    assert bool((error <= x[0].double().abs() / (16 if kind == "e4m3" else 8) * 1.01 + 2.0**-10 * scale.double()).all())
 
 
 # --- boosted channels ------------------------------------------------------------------------------------------------

@@ -17,6 +17,13 @@ struct Affine {
   F32 scale, zero;
 };
 
+// A scale or a zero as it is stored.
+template <class Param>
+inline Param saturated(float x) {
+  constexpr float limit = sizeof(Param) == 4 ? std::numeric_limits<float>::max() : 65504.0f;
+  return from_float<Param>(x > limit ? limit : x < -limit ? -limit : x);
+}
+
 // Codes are decoded with 2^(Bits-1) subtracted: symmetric ones are stored with it added, and of the others the sums are smaller, so that
 // less is lost where the zero cancels them.
 template <int Bits, bool Zero>
@@ -69,11 +76,6 @@ struct Integers {
   }
   static constexpr uint32_t signs() { return ~0u / ((1u << Bits) - 1) << (Bits - 1); }  // the top bit of every field
 
-  template <class Param>
-  static Param saturated(float x) {
-    constexpr float limit = sizeof(Param) == 4 ? std::numeric_limits<float>::max() : 65504.0f;
-    return from_float<Param>(x > limit ? limit : x < -limit ? -limit : x);
-  }
   // NaN gives `low`.
   static F32 clamped(F32 x, float low, float high) {
     x = select(x > low, x, splat<F32>(low));
