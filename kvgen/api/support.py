@@ -66,6 +66,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "head_dim 80, 2 bits": _with({"head_dim": 80}, key={"bits": 2}, value={"bits": 2, "group": 80}),
     "head_dim 192": _with({"head_dim": 192}, value={"group": 192}),
     "head_dim 256": _with({"head_dim": 256}),
+    "head_dim 512": _with({"head_dim": 512}, value={"group": 512}),
     "small groups per token (16 channels)": _both(axis="token", group=16),
     "multi-head (no sharing of K and V)": _with({"kv_heads": 32}),
     "multi-query (32 query heads share K and V)": _with({"kv_heads": 1}),

@@ -102,7 +102,7 @@ _CUDA = Rules(
         ),
         Rule(
             "{tiles_in_flight} KV tiles of {kv_tile} tokens in flight: 32 tokens do not overlap, more than 256 gain nothing",
-            lambda p: 64 <= p.kv_tile * p.tiles_in_flight <= 256,
+            lambda p: (64 if p.head_dim <= 256 else 32) <= p.kv_tile * p.tiles_in_flight <= 256,
         ),
         Rule(
             "more than {most_ring} bytes of rings on a multiprocessor gained nothing",

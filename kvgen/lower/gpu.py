@@ -22,7 +22,7 @@ MOST_PACK = 48 * KB
 """Shared memory of a kernel that does not ask for more."""
 MAX_QUERIES = 8
 MAX_Q_ROWS = 128
-MAX_HEAD_DIM = 256
+MAX_HEAD_DIM = 512
 
 
 def gpu_facts(spec: KernelSpec, target: Target) -> dict[str, Fact]:

@@ -7,8 +7,8 @@ where their causal mask is square; flash attention has the rest, and everything 
 to recur, while a CUDA graph is captured, or where cuDNN is disabled (`torch.backends.cuda.enable_cudnn_sdp`). The two results are merged by
 their LSE in float32. Only for cuDNN the host waits, once per call, for the lengths.
 
-torch's kernels know no soft cap: with one, matrix products in float32 compute everything (`_capped`). Learned sinks join the softmax at the
-end: the output is multiplied by sigmoid(LSE - sink), and the LSE becomes logaddexp(LSE, sink).
+torch's kernels know no soft cap and no heads of more than 256 channels: there matrix products in float32 compute everything (`_products`).
+Learned sinks join the softmax at the end: the output is multiplied by sigmoid(LSE - sink), and the LSE becomes logaddexp(LSE, sink).
 """
 
 from __future__ import annotations
@@ -36,8 +36,10 @@ one size share plans; any other number of tokens would wait for a plan of its ow
 """
 DEQUANTIZED_BYTES = 1 << 30
 """Most memory that dequantized K and V take at a time, unless one head of one sequence needs more."""
+FLASH_CHANNELS = 256
+"""Channels per head, at most, of torch's flash attention."""
 SCORE_BYTES = 1 << 28
-"""Most memory of float32 scores with a soft cap at a time, unless one query needs more; weights and masks take about as much again."""
+"""Most memory of float32 scores of `_products` at a time, unless one query needs more; weights and masks take about as much again."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +146,7 @@ def on_gpu(module: Module, cache: Tensors, call: Call) -> None:
         call = replace(call, q=call.q * (-1 if call.scale else 0), scale=-call.scale or 1.0)
     batch, tokens, q_heads, dim = call.q.shape
     heads = cache[1].shape[1]
-    plain = not call.softcap and call.window is None
+    plain = not by_products(call) and call.window is None
     room = -(-call.bound // PREFIX_STEP) * PREFIX_STEP if call.bound >= PREFIX_STEP else call.bound
     cut: Cut = 0, False
     if plain and tokens % PLANNED == 0 and call.bound >= PREFIX_STEP and dense_fits(call.q):
@@ -152,7 +154,7 @@ def on_gpu(module: Module, cache: Tensors, call: Call) -> None:
     kept: list[tuple[Tensor, Tensor]] = []
     if call.new is not None and call.bound >= call.limit:  # a sequence may have no room, as far as the host knows: its outputs stay
         kept = [(x, x.clone()) for x in (call.out, call.lse) if x is not None]
-    copies = 3 if call.softcap else 1  # `_capped` needs K and V in float32 too
+    copies = 3 if by_products(call) else 1  # which needs K and V in float32 too
     for rows, some in parts(batch, heads, copies * room * dim * 2 * call.q.element_size()):
         mine = call.of(rows, some, q_heads // heads)
         k, v = _dequantized(module, cache, rows, some, room, call.q, zeroed=not plain)
@@ -227,8 +229,8 @@ def attend(call: Call, k: Tensor, v: Tensor, lengths: Tensor, cut: Cut) -> None:
     if lse is None and call.sinks is not None:
         lse = torch.empty(q.shape[0], q.shape[2], tokens, dtype=torch.float32, device=q.device)
     prefix = dense(q, k[:, :past], v[:, :past], call.scale) if past else None
-    if call.softcap:
-        rest = _capped(q, k, v, _held(call, k, v, lengths), call.bound, call.scale, call.softcap, call.window)
+    if by_products(call):
+        rest = _products(q, k, v, _held(call, k, v, lengths), call.bound, call.scale, call.softcap, call.window)
     elif square:
         own = call.new or (k[:, past : past + tokens], v[:, past : past + tokens])
         rest = dense(q, *own, call.scale, causal=True)
@@ -310,14 +312,19 @@ def flash(q: Tensor, k: Tensor, v: Tensor, used: Tensor, scale: float, first: in
     return out.reshape(q.shape), lse.reshape(heads, batch, tokens).transpose(0, 1)
 
 
-def _capped(
+def by_products(call: Call) -> bool:
+    """Whether torch's kernels lack the soft cap or the channels, so that `_products` computes everything."""
+    return bool(call.softcap) or call.q.shape[-1] > FLASH_CHANNELS
+
+
+def _products(
     q: Tensor, k: Tensor, v: Tensor, used: Tensor, bound: int, scale: float, softcap: float, window: int | None
 ) -> tuple[Tensor, Tensor]:
     """Causal attention of q [batch, q_len, q_heads, head_dim], the last positions of the first `used[b]` tokens of k and v.
 
     k and v are [batch, room, kv_heads, head_dim], finite everywhere; `used` is int32 [batch] on the device, for which the host does not
-    wait, and at most `bound`. Scores become softcap * tanh(score / softcap). With a `window`, a query sees only that many tokens, its own
-    included. Returns out like q, and the LSE [batch, q_heads, q_len] in float32; a query that sees nothing gives 0 and -inf.
+    wait, and at most `bound`. With a `softcap` scores become softcap * tanh(score / softcap). With a `window`, a query sees only that many
+    tokens, its own included. Returns out like q, and the LSE [batch, q_heads, q_len], float32; a query that sees nothing gives 0 and -inf.
     """
     batch, tokens, q_heads, dim = q.shape
     heads = k.shape[2]
@@ -330,8 +337,10 @@ def _capped(
         for first in range(0, tokens, step):
             rows = slice(first, min(first + step, tokens))
             seen = min(bound, max(1, bound - tokens + rows.stop))  # later tokens no query of these rows sees
-            queries = (q[b, rows].float() * (scale / softcap)).transpose(0, 1)
-            scores = (queries.reshape(heads, -1, dim) @ keys[:, :seen].transpose(1, 2)).tanh_().mul_(softcap)
+            queries = (q[b, rows].float() * (scale / (softcap or 1.0))).transpose(0, 1)
+            scores = queries.reshape(heads, -1, dim) @ keys[:, :seen].transpose(1, 2)
+            if softcap:
+                scores = scores.tanh_().mul_(softcap)
             scores = scores.view(heads, group, -1, seen).masked_fill_(~_visible(used[b] - tokens, rows, seen, window), -torch.inf)
             part = torch.logsumexp(scores, -1)
             weights = scores.sub_(part.masked_fill(part == -torch.inf, 0.0).unsqueeze(-1)).exp_()

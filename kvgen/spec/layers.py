@@ -84,6 +84,10 @@ _CAUSAL = ("gpt_neox", "gpt_neox_japanese")
 WITH_SINKS = ("flint", "gpt_oss", "granite_swa", "granitemoe_swa")
 """Model types whose layers have a learned logit per query head; configurations do not say so, and for other models the spec does."""
 _LATENT = "latent attention (MLA)"
+_FOR_LATENT = (
+    ": it caches one latent vector (kv_lora_rank) and one rotary key (qk_rope_head_dim) per token for all heads, so it needs a cache of "
+    "one operand whose K, of 576 channels for instance, has V as its first 512"
+)
 _ALIBI = "ALiBi (a bias of the scores)"
 _NOT_CAUSAL = "attention that is not causal"
 _REFUSED_TYPES = {
@@ -271,7 +275,11 @@ def _refuse_fields(config: Config) -> None:
     for field, meaning in _REFUSED_FIELDS.items():
         if config.get(field):
             model = str(config.get("model_type") or "model")
-            raise _refusal(model, f"the model has {meaning}" + ("" if field == "is_encoder_decoder" else ", which kvgen has not"))
+            raise _refusal(
+                model,
+                f"the model has {meaning}"
+                + ("" if field == "is_encoder_decoder" else f", which kvgen has not{_FOR_LATENT if meaning == _LATENT else ''}"),
+            )
 
 
 def _own(model: str, config: Config, layer: int) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from kvgen._resources import templates
 from kvgen.arch import GPUS, KB, Target
 from kvgen.format.codecs import codec_of
 from kvgen.format.constants import codec_headers, constants_of
-from kvgen.format.layout import PackedLayout, packed_layout
+from kvgen.format.layout import BOOST_CHANNELS, PackedLayout, packed_layout
 from kvgen.lower.backend import FUNCTIONS, Lowering, Source
 from kvgen.lower.cuda.shared import PLANNED, SharedMemory, cluster_size, q_tiles, rows_of_cta, runs, shared_memory
 from kvgen.lower.gpu import gpu_facts, gpu_refusals, pack_memory, plain_schedule, preferred_block, refused, tiling_of
@@ -31,6 +31,8 @@ BOOST_STEP = 16
 """Channels of a step of matrix instructions."""
 WHOLE_PAGE = 32
 """Tokens that the kernel takes at once; of smaller pages, two."""
+NARROW_HEADS = 256
+"""Channels per head, at most, of which a warp keeps tokens of the residual in registers (`mainloop/wide.cuh`)."""
 MOST_GROUP = 512
 """Tokens that share params per channel, at most."""
 IN_FLIGHT = 128
@@ -93,6 +95,7 @@ def source(spec: KernelSpec, layout: PackedLayout, launch: Params, target: Targe
         overlap=GPUS[target].dependent_launch,
         mask=f"SlidingWindow<{spec.attention.window}>" if spec.attention.window else "CausalMask",
         modifier=modifier_of(spec.attention),
+        wide=spec.attention.head_dim > NARROW_HEADS,
         sinks="LearnedSinks" if spec.attention.sinks else "NoSinks",
     )
     include = tuple(templates() / part / "include" for part in ("cuda", "common"))
@@ -206,6 +209,8 @@ def _refusals(spec: KernelSpec) -> Iterator[str]:
     if key.boosted(spec.attention.head_dim) % BOOST_STEP:
         share = f"key.boost.fraction ({boost:g} of {spec.attention.head_dim} channels)"
         yield f"{share} is no multiple of {BOOST_STEP} channels, which matrix instructions take at once"
+    if boost > 0 and spec.attention.head_dim > BOOST_CHANNELS:
+        yield f"boosted channels (key.boost) are numbered up to {BOOST_CHANNELS}, and head_dim is {spec.attention.head_dim}"
     together = f"is no multiple of {WHOLE_PAGE} tokens, whose codes share words in a 2-bit K"
     if boost > 0 and key.group % WHOLE_PAGE:
         yield f"key.boost with a key.group ({key.group}) that {together}, is not built"

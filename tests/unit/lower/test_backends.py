@@ -51,7 +51,7 @@ def test_more_query_rows_than_a_cta_holds_are_more_heads() -> None:
 
 REFUSED: dict[str, KernelSpec] = {
     "attention.dtype is float32": kv4_spec(attention={"dtype": "float32"}),
-    r"attention.head_dim \(512\) is more than 256": kv4_spec(attention={"head_dim": 512}, value={"group": 512}),
+    r"attention.head_dim \(528\) is more than 512": kv4_spec(attention={"head_dim": 528}, value={"group": 528}),
     r"attention.q_len \(64\) is more than 8": kv4_spec(attention={"q_len": 64}),
     r"key.group \(8 channels\)": kv4_spec(key={"axis": "token", "group": 8}),
     r"value.group \(8 channels\)": kv4_spec(value={"group": 8}),

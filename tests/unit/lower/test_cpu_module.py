@@ -24,6 +24,7 @@ POLICY = CheckPolicy(long_tokens=300, steps=2, repeats=2, most_tokens=1 << 12)
 FORMATS = {
     "int4": spec_of(),
     "groups-that-fit-no-vector": spec_of(dim=48, k="2t8", v="4t12"),
+    "wide-heads": spec_of(heads="2/1", dim=512, k="4c32", v="8t512"),
     "plain": spec_of(k="16", v="16", q_len=131),
     "boosted-half-by-range-paged": spec_of(dim=80, k="2c32+2range", v="4t80", page=64, q_len=3),
     "boosted-expanded-float32": spec_of(dtype="float32", k="2c48+4mean_abs", v="4t4"),

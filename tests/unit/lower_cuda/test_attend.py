@@ -55,6 +55,8 @@ CASES: dict[str, tuple[int, dict[str, Value]]] = {
     "k2v4:token:d144:kg16:vg48:h2/2": (64, {"kv_tile": 64, "reduction": "cluster2"}),
     "k4v2:token:d16:page16:h4/2": (16, {"kv_tile": 64}),
     "k2v4:d112:h16/1:kg32:boost3/7range": (64, {**TWO, "exact_q": False}),
+    # wide heads, whose residual stays in memory
+    "k4v8:bf16:d512:h8/1:kg32:vg128": (32, {"kv_tile": 32}),
     # runs of query rows
     "k4v4:vchannel:d112:h64/2:kg64:vg32": (64, TWO),
     "k8v4:d80:q8:h32/2:kg32:sink5:local20:rollback8:sinks": (32, TWO),

@@ -28,6 +28,9 @@ REFUSED: dict[str, tuple[KernelSpec, str]] = {
     "boosted channels in groups that are no multiple of 32 tokens": (
         kv4_spec(key={"bits": 2, "group": 48, "boost": {"fraction": 0.125}}), r"key.group \(48\) that is no multiple of 32",
     ),
+    "boosted channels of wide heads": (
+        kv4_spec(attention={"head_dim": 512}, key={"bits": 2, "boost": {"fraction": 0.125}}), "numbered up to 256, and head_dim is 512",
+    ),
     "a 2-bit K in pages that are no multiple of 32 tokens": (
         kv4_spec(key={"bits": 2, "axis": "token"}, cache={"layout": "paged", "page": 16}), "page \\(16\\)",
     ),
@@ -131,10 +134,10 @@ def test_the_number_of_heads_decides_between_defaults(work: str, schedule: str) 
 
 
 @pytest.mark.parametrize("bits", [4, 2])
-@pytest.mark.parametrize(("dim", "heads"), [(16, 1), (80, 128), (112, 32), (240, 128), (256, 128)])
+@pytest.mark.parametrize(("dim", "heads"), [(16, 1), (80, 128), (112, 32), (240, 128), (256, 128), (512, 16)])
 def test_every_shape_has_a_default_that_renders(dim: int, heads: int, bits: int) -> None:
     """Head sizes that are multiples of 16, and up to 128 packed-GQA rows."""
-    boost = {"boost": {"fraction": 16 / dim}} if bits == 2 and dim > 16 else {}
+    boost = {"boost": {"fraction": 16 / dim}} if bits == 2 and 16 < dim <= 256 else {}
     key, value = {"bits": bits, **boost}, {"bits": bits, "group": dim if bits == 4 or dim % 48 else 48}
     example = kv4_spec(attention={"head_dim": dim, "q_heads": heads, "kv_heads": 1}, key=key, value=value)
     for target in CUDA.targets:

@@ -184,6 +184,7 @@ def test_equal_lengths_need_no_flash_attention(name: str, length: int, q_len: in
 ROUTES = {
     "window": ({"window": 40, "page": 64}, ["flash"]),
     "softcap": ({"softcap": 2.0}, []),
+    "wide heads": ({"dim": 272, "v": "4t272"}, []),
     "window and softcap": ({"window": 33, "softcap": 2.0, "page": 64}, []),
 }
 
@@ -193,7 +194,7 @@ def test_windows_and_soft_caps_on_the_route_of_a_gpu(name: str, kernels: list[tu
     """Flash attention has windows, plain products have soft caps, few queries at a time. cuDNN has neither. Queries may see nothing."""
     attention, route = ROUTES[name]
     monkeypatch.setattr(extend, "SCORE_BYTES", 4 * 4 * 340 * 7)
-    v = variant(spec_of(k="4c32", v="4t32", **attention), BLOCK_32)
+    v = variant(spec_of(k="4c32", **{"v": "4t32", **attention}), BLOCK_32)
     a, q_len = v.spec.attention, 50
     cache, oracle = filled(v)
     for step in range(2):

@@ -84,7 +84,7 @@ CONFIGS: dict[str, tuple[dict[str, Any], list[str], LayerFacts, str | None, floa
 """Contents of files, layer types, facts of the first layer, dtype, and scale where it is not 1/√head_dim."""
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "DeepSeek-V3": (DEEPSEEK, r"deepseek_v3: the model has latent attention \(MLA\)"),
+    "DeepSeek-V3": (DEEPSEEK, r"deepseek_v3: the model has latent attention \(MLA\).*cache of one operand"),
     "T5": ({"model_type": "t5", "d_model": 512, "num_heads": 8, "num_layers": 6, "is_encoder_decoder": True}, "encoder-decoder"),
     "Llama-4-Scout": (
         {"model_type": "llama4", "text_config": {"model_type": "llama4_text", **LLAMA, "attention_chunk_size": 8192}},

@@ -187,13 +187,15 @@ template <class Format, Which kWhich, int kThreads, class Row>
 __device__ __forceinline__ void channel_ranges(Row&& token_row, uint8_t* smem) {
   using Stats = ChannelStats<Format, kWhich>;
   using Element = typename Format::Element;
-  constexpr int kRowLanes = Format::kHeadDim / 8;             // lanes that load a row
+  constexpr int kParts = ceil_div(Format::kHeadDim, 256);     // of a row, which a warp loads one at a time
+  constexpr int kRowLanes = Format::kHeadDim / 8 / kParts;    // lanes that load a part
   constexpr int kRows = power_of_two_within(32 / kRowLanes);  // rows per load of the warp
   const int lane = threadIdx.x % 32;
   const int row = min(lane / kRowLanes, kRows - 1);  // surplus lanes repeat the last row
-  const int column = lane % kRowLanes * 8;
+  static_assert(Format::kHeadDim / 8 % kParts == 0);
 #pragma unroll 1
-  for (int run = threadIdx.x / 32; run < Stats::kRuns; run += kThreads / 32) {
+  for (int item = threadIdx.x / 32; item < Stats::kRuns * kParts; item += kThreads / 32) {
+    const int run = item / kParts, column = (item % kParts * kRowLanes + lane % kRowLanes) * 8;
     Range<Element> range[4];
 #pragma unroll
     for (int step = 0; step < 16 / kRows; ++step) {
