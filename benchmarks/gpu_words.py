@@ -1,6 +1,7 @@
 """Short words for specs, schedules and workloads, for sweeps on a command line.
 
 spec      k4v4  ke4m3v4  k8v4:token  k2v2:kg64:vg32  k4v4:h64/8:bf16:q4:page64:sym  k4v4:cap50:window1024  k2v2:boost1/8  k2v2:boost1/4range
+          k4v4:krot64:vrot16u
 schedule  w8u4d1  w8u4d1.cl8  w4u4d1c2  n256.w8u4d1.noexact  default  space  space20
 workload  8x32768  1x131072q4
 """
@@ -75,6 +76,9 @@ def _spec_word(word: str) -> dict[str, dict[str, object]]:
     if boost := re.fullmatch(r"boost(\d+)/(\d+)(range|static)?", word):
         fraction = int(boost[1]) / int(boost[2])
         return {"key": {"boost": {"fraction": fraction, "select": boost[3] or "mean_abs"}}}
+    if rotation := re.fullmatch(r"([kv])rot(\d+)(u?)", word):  # u: without signs
+        rotate = {"block": int(rotation[2]), "signs": not rotation[3]}
+        return {"key" if rotation[1] == "k" else "value": {"rotate": rotate}}
     number = re.fullmatch(r"(kg|vg|d|q|page|sink|local|rollback|cap|window)(\d+)", word)
     if number is None:
         raise ValueError(f"{word!r} is no word of a spec")

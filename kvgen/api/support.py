@@ -53,6 +53,8 @@ FEATURES: dict[str, dict[str, Any]] = {
     "K and V per token, fp8 (e4m3)": _float("e4m3", axis="token"),
     "K and V per channel, fp8 (e5m2)": _float("e5m2", axis="channel"),
     "K fp8 (e4m3), V 4 bits": {**_with(), "key": {"type": "e4m3", "axis": "channel"}},
+    "K and V per token, 4 bits, rotated (Hadamard)": _both(axis="token", rotate="hadamard"),
+    "K per channel, V per token, 4 bits, blocks of 64 channels rotated": _both(rotate={"block": 64}),
     "several groups per token (32 channels)": _both(axis="token", group=32),
     "small groups per channel (32 tokens)": _with(key={"group": 32}),
     "smallest groups per channel (16 tokens)": _with(key={"group": 16}),

@@ -50,4 +50,4 @@ def _mixed(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
     while stride < rotation.block:
         low, high = x.reshape(*shape[:-1], shape[-1] // stride // 2, 2, stride).unbind(-2)
         x, stride = torch.stack([low + high, low - high], -2), 2 * stride
-    return x.reshape(shape) * rotation.block**-0.5
+    return x.reshape(shape).mul(rotation.block**-0.5)

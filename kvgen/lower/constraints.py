@@ -68,6 +68,10 @@ _CUDA = Rules(
         ),
         _PACKING,
         Rule(
+            "the rotated tokens of a block of {block} exceed the shared memory of a CTA ({shared_per_cta} bytes)",
+            lambda p: p.pack_bytes(p.block) + p.staged_bytes(p.block) <= p.shared_per_cta,
+        ),
+        Rule(
             "a warp looks up the pages of {tiles_in_flight} + 1 KV tiles at once, 32 at most",
             lambda p: p.page == 0 or (p.tiles_in_flight + 1) * max(1, p.kv_tile // p.block) <= 32,
         ),

@@ -44,6 +44,7 @@ def gpu_facts(spec: KernelSpec, target: Target) -> dict[str, Fact]:
         "max_batch": MAX_BATCH,
         "most_pack": MOST_PACK,
         "pack_bytes": lambda block: pack_memory(replace(usual, tokens=block)),  # asked for blocks that cannot be, too
+        "staged_bytes": lambda block: staged_memory(replace(usual, tokens=block)),
     }
 
 
@@ -108,6 +109,11 @@ def pack_memory(layout: PackedLayout) -> int:
     return max(needed)
 
 
+def staged_memory(layout: PackedLayout) -> int:
+    """Bytes of shared memory besides, in which the tokens of a block lie rotated while they are packed: of K, then of V."""
+    return layout.tokens * layout.head_dim * layout.param_bytes if any(op.rotation for op in layout.operands) else 0
+
+
 def too_many_scales(layout: PackedLayout) -> str | None:
     """Why a packing kernel's shared memory does not hold the scales of a block, or None."""
     if pack_memory(layout) <= MOST_PACK:
@@ -143,7 +149,5 @@ def gpu_refusals(spec: KernelSpec) -> Iterator[str]:
     for name, quant in (("key", spec.key), ("value", spec.value)):
         if quant.quantized and quant.axis == "token" and quant.group % 16:
             yield f"{name}.group ({quant.group} channels) must be a multiple of 16"
-        if quant.rotate is not None:
-            yield f"{name}.rotate: tokens are stored as they are given"
     if a.group * a.q_len > MAX_Q_ROWS:
         yield f"{a.group} query heads times {a.q_len} query tokens share a KV head, more than {MAX_Q_ROWS} rows"

@@ -327,7 +327,10 @@ class Calls:
                 from kvgen.runtime import extend  # most processes only decode
 
                 attention = self.spec.attention
-                call = extend.Call(q, new, out, lse, sinks, scale, bound, max_len, flag, attention.softcap, attention.window, advance)
+                rotations = self.layout.key.rotation, self.layout.value.rotation
+                call = extend.Call(
+                    q, new, out, lse, sinks, scale, bound, max_len, flag, attention.softcap, attention.window, rotations, advance
+                )
                 extend.check(call, cache, self._arguments)
                 extend.run(launch.module, cache.tensors, call)
             else:

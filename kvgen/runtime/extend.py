@@ -20,7 +20,9 @@ import torch
 from torch import Tensor
 
 from kvgen.errors import UnsupportedError
+from kvgen.format.layout import Rotation
 from kvgen.format.residual import window_places
+from kvgen.format.rotation import rotate, rotate_back
 from kvgen.lower.modifier import extend_refusal
 from kvgen.runtime.executable import Arguments, New
 from kvgen.runtime.kvcache import KVCache, Tensors
@@ -63,6 +65,8 @@ class Call:
     """Address of the int32 that is set to 1 if a sequence has no room."""
     softcap: float = 0.0
     window: int | None = None
+    rotations: tuple[Rotation | None, Rotation | None] = (None, None)
+    """Of K and of V, before they are stored."""
     advance: bool = True
     """Whether the lengths count the new tokens; if not, `advance` of the module does, once for all layers."""
 
@@ -147,6 +151,9 @@ def on_gpu(module: Module, cache: Tensors, call: Call) -> None:
     batch, tokens, q_heads, dim = call.q.shape
     heads = cache[1].shape[1]
     plain = not by_products(call) and call.window is None
+    given, (of_k, of_v) = call, call.rotations
+    new = call.new and (rotate(call.new[0], of_k), rotate(call.new[1], of_v))
+    call = replace(call, q=rotate(call.q, of_k), new=new)  # as the cache holds them
     room = -(-call.bound // PREFIX_STEP) * PREFIX_STEP if call.bound >= PREFIX_STEP else call.bound
     cut: Cut = 0, False
     if plain and tokens % PLANNED == 0 and call.bound >= PREFIX_STEP and dense_fits(call.q):
@@ -160,12 +167,14 @@ def on_gpu(module: Module, cache: Tensors, call: Call) -> None:
         k, v = _dequantized(module, cache, rows, some, room, call.q, zeroed=not plain)
         attend(mine, k, v, cache[3][rows], cut)
         del k, v  # before the next part takes as much
+    if of_v is not None:
+        call.out.copy_(rotate_back(call.out, of_v))
     for x, before in kept:
         full = cache[3] + tokens > call.limit
         x.copy_(torch.where(full.view(-1, *[1] * (x.dim() - 1)), before, x))
-    if call.new is not None:
+    if given.new is not None:
         counts = torch.full((batch,), tokens, dtype=torch.int32, device=call.q.device)
-        module.pack(*call.new, counts, *cache, call.limit, call.overflow, int(call.advance))
+        module.pack(*given.new, counts, *cache, call.limit, call.overflow, int(call.advance))
 
 
 def parts(batch: int, heads: int, head_bytes: int) -> Iterator[tuple[slice, slice]]:

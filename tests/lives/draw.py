@@ -129,14 +129,16 @@ def _attention(draw: Random, dim: int) -> dict[str, Any]:
 
 def _quant(draw: Random, dim: int) -> dict[str, Any]:
     bits, zero = draw.choice([2, 4, 8, 16]), draw.random() < 0.6
+    blocks = [block for block in (16, 32, 64, 128, 256) if dim % block == 0]
+    rotate = {"rotate": {"block": draw.choice([None, *blocks]), "signs": draw.random() < 0.5}} if draw.random() < 0.3 else {}
     if bits == 16:
         return {"bits": 16, "axis": "token", "group": draw.choice([16, 77])}
     if draw.random() < 0.5:
         group = draw.choice([32, 32, 64, 128, draw.choice(TOKEN_GROUPS)])
-        return {"bits": bits, "axis": "channel", "group": group, "zero": zero}
+        return {"bits": bits, "axis": "channel", "group": group, "zero": zero, **rotate}
     divisors = [n for n in range(1, dim + 1) if dim % n == 0]
     wide = [n for n in divisors if n % 16 == 0]
-    return {"bits": bits, "axis": "token", "group": draw.choice([dim, draw.choice(wide), draw.choice(divisors)]), "zero": zero}
+    return {"bits": bits, "axis": "token", "group": draw.choice([dim, draw.choice(wide), draw.choice(divisors)]), "zero": zero, **rotate}
 
 
 def drawn_schedule(

@@ -13,6 +13,7 @@ import torch
 from kvgen.format.dtypes import torch_dtype
 from kvgen.format.layout import PackedLayout
 from kvgen.format.residual import first_held, window_places
+from kvgen.format.rotation import rotate
 from kvgen.spec import KernelSpec
 from kvgen.verify.tolerance import Comparison
 from tests.lives.draw import (
@@ -194,7 +195,8 @@ class PackLife:
         shape = (self.batch, int(self.held.lengths.max()) + 2, self.heads, self.layout.head_dim)
         out = [torch.full(shape, UNTOUCHED, dtype=self.mine.k_residual.dtype) for _ in range(2)]
         self.module.unpack(self.mine, *out)
-        for found, exact in zip(out, self.held.keys_values(), strict=True):
+        kept = (rotate(x, op.rotation) for x, op in zip(self.held.keys_values(), self.layout.operands, strict=True))
+        for found, exact in zip(out, kept, strict=True):
             for b, length in enumerate(self.held.lengths.tolist()):
                 gone = first_held(self.spec, self.layout.tokens, length) * self.layout.tokens
                 want = exact[b, gone:length].float().to(found.dtype)

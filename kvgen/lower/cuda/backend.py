@@ -11,9 +11,10 @@ from kvgen.arch import GPUS, KB, Target
 from kvgen.format.codecs import codec_of
 from kvgen.format.constants import codec_headers, constants_of
 from kvgen.format.layout import BOOST_CHANNELS, PackedLayout, packed_layout
+from kvgen.format.sizes import smallest_block
 from kvgen.lower.backend import FUNCTIONS, Lowering, Source
 from kvgen.lower.cuda.shared import PLANNED, SharedMemory, cluster_size, q_tiles, rows_of_cta, runs, shared_memory
-from kvgen.lower.gpu import gpu_facts, gpu_refusals, pack_memory, plain_schedule, preferred_block, refused, tiling_of
+from kvgen.lower.gpu import gpu_facts, gpu_refusals, pack_memory, plain_schedule, preferred_block, refused, staged_memory, tiling_of
 from kvgen.lower.modifier import modifier_of
 from kvgen.lower.schedule import Params, Schedule, Value, layout_of
 from kvgen.lower.space import Fact, SearchSpace
@@ -48,7 +49,7 @@ class CudaBackend(Lowering[KernelSpec]):
     targets: tuple[Target, ...] = tuple(GPUS)
 
     def unsupported(self, spec: KernelSpec, target: Target) -> str | None:
-        return refused(_refusals(spec), spec, target)
+        return refused(_refusals(spec), spec, target) or _rotated_beyond(spec, target)
 
     def space(self, spec: KernelSpec, target: Target) -> SearchSpace:
         """`search_spaces/cuda.yaml` for a spec and a target. Raises UnsupportedError."""
@@ -200,6 +201,14 @@ def _changed(spec: KernelSpec, changes: dict[str, Value]) -> list[Params]:
     return list(dict.fromkeys(Params({**shape, **changes, "exact_q": exact_q}) for exact_q in exactness for shape in shapes))
 
 
+def _rotated_beyond(spec: KernelSpec, target: Target) -> str | None:
+    """Why the kernel that packs a prompt has no room for the rotated tokens of a block, or None."""
+    layout, room = packed_layout(spec, smallest_block(spec), "mma"), GPUS[target].shared_per_cta
+    if staged_memory(layout) + pack_memory(layout) <= room:
+        return None
+    return f"{layout.tokens} rotated tokens of head_dim {layout.head_dim}, which whole groups need, exceed {room} bytes of shared memory"
+
+
 # --- refusals ----------------------------------------------------------------------------------------------------------
 
 
@@ -211,6 +220,8 @@ def _refusals(spec: KernelSpec) -> Iterator[str]:
         yield f"{share} is no multiple of {BOOST_STEP} channels, which matrix instructions take at once"
     if boost > 0 and spec.attention.head_dim > BOOST_CHANNELS:
         yield f"boosted channels (key.boost) are numbered up to {BOOST_CHANNELS}, and head_dim is {spec.attention.head_dim}"
+    if spec.attention.head_dim > NARROW_HEADS and (key.rotate or value.rotate):
+        yield f"rotated tokens of more than {NARROW_HEADS} channels (attention.head_dim is {spec.attention.head_dim}) exceed registers"
     together = f"is no multiple of {WHOLE_PAGE} tokens, whose codes share words in a 2-bit K"
     if boost > 0 and key.group % WHOLE_PAGE:
         yield f"key.boost with a key.group ({key.group}) that {together}, is not built"

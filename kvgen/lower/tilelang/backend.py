@@ -104,6 +104,9 @@ def _code_refusals(k: KeySpec, v: ValueSpec) -> Iterator[str]:
         yield f"key.bits ({k.bits}) and value.bits ({v.bits}) must be 8, 4 or 2: the program expands codes"
     if (k.type, v.type) != ("int", "int"):
         yield f"key.type ({k.type}) and value.type ({v.type}) must be int: the program expands integers"
+    for name, op in (("key", k), ("value", v)):
+        if op.rotate is not None:
+            yield f"{name}.rotate: tokens are packed, and attended, as they are given"
 
 
 def _refusals(spec: KernelSpec) -> Iterator[str]:

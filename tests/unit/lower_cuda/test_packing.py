@@ -13,6 +13,7 @@ from benchmarks.gpu_words import workload_of
 from kvgen.format.dtypes import torch_dtype
 from kvgen.format.layout import PackedLayout, packed_layout
 from kvgen.format.residual import ResidualRows
+from kvgen.format.rotation import rotate
 from kvgen.spec import KernelSpec
 from kvgen.verify.data import normal
 from kvgen.verify.packing import pack_blocks, to_blocks, unpack_blocks
@@ -41,6 +42,8 @@ FORMATS = {
     "ke4m3ve4m3:token": 32,
     "ke5m2ve4m3:vchannel:bf16:d80:kg32:vg16": 32,
     "ke4m3ve5m2:bf16:d48:kg16:vg16": 16,
+    "k4v4:token:bf16:krot128:vrot16u": 32,
+    "k2v2:d80:kg32:boost1/5:vchannel:vg32:krot16u:vrot16": 64,
 }
 """Formats, and the tokens of their blocks."""
 
@@ -108,13 +111,14 @@ def test_packing_in_pieces_gives_the_bytes_of_the_reference(name: str, paged: bo
         append(module, held, (k, v), done, piece, backwards=at % 2 == 0)
         assert held.lengths.tolist() == done
     kept = meaningful_bytes(layout)
+    rotated = [rotate(x, op.rotation) for x, op in zip((k, v), layout.operands, strict=True)]
     for b, length in enumerate(done):
         full = length // n
-        expected = pack_blocks(layout, *(to_blocks(x[b : b + 1, : full * n], n)[0] for x in (k, v)))
+        expected = pack_blocks(layout, *(to_blocks(x[b : b + 1, : full * n], n)[0] for x in rotated))
         found = sequence_blocks(held.packed, held.block_table, b)
         assert torch.equal(found[:, :full, kept], expected[..., kept])
         assert (found[:, full:] == 0xA5).all(), "blocks that are not full stay as they were"
-        for residual, x in ((held.k_residual, k), (held.v_residual, v)):
+        for residual, x in ((held.k_residual, rotated[0]), (held.v_residual, rotated[1])):
             assert torch.equal(residual[b, :, : length % n], x[b, full * n : length].transpose(0, 1))
 
 
@@ -192,6 +196,7 @@ def test_unpacking_rounds_the_reference_once(name: str, emulated) -> None:  # ty
     held = empty_cache(name, 3, 2 * n, page=n)
     k, v = inputs(name, 3, 2 * n, seed=2)
     module.pack(held, k, v, lengths)
+    k, v = (rotate(x, op.rotation) for x, op in zip((k, v), layout.operands, strict=True))
     out = [torch.full((3, 2 * n + 2, HEADS, layout.head_dim), 7.0, dtype=k.dtype) for _ in range(2)]
     module.unpack(held, *out)
     for b, length in enumerate(lengths.tolist()):
@@ -205,7 +210,7 @@ def test_unpacking_rounds_the_reference_once(name: str, emulated) -> None:  # ty
 
 @pytest.mark.parametrize(
     ("words", "block"),
-    [("k2v2:h2/2:d64:kg32:vg32:sink21:local40:rollback30:q4", 64), ("k4v4:token:bf16:h2/2:d64:page64:sink32:local7", 16)],
+    [("k2v2:h2/2:d64:kg32:vg32:sink21:local40:rollback30:q4", 64), ("k4v4:token:bf16:h2/2:d64:page64:sink32:local7:krot64", 16)],
 )
 def test_prefill_in_pieces_packs_and_keeps_what_the_reference_does(words: str, block: int, tmp_path: Path) -> None:
     """Blocks that come wholly or partly from rows that the call overwrites, tokens taken back in between; then all is unpacked."""
@@ -238,7 +243,8 @@ def test_prefill_in_pieces_packs_and_keeps_what_the_reference_does(words: str, b
             mine.lengths.copy_(held.lengths)
     out = [torch.full((batch, int(held.lengths.max()) + 2, heads, dim), 7.0, dtype=dtype) for _ in range(2)]
     module.unpack(mine, *out)
-    for found, exact in zip(out, held.keys_values(), strict=True):
+    kept_values = (rotate(x, op.rotation) for x, op in zip(held.keys_values(), layout.operands, strict=True))
+    for found, exact in zip(out, kept_values, strict=True):
         for b, length in enumerate(held.lengths.tolist()):
             assert torch.equal(found[b, :length], exact[b, :length].float().to(dtype))
             assert (found[b, length:] == 7.0).all()

@@ -19,7 +19,7 @@ from tests.support.reference import ReferenceCache
 BLOCK_32 = (("block", 32),)
 SPECS = {
     "gqa": spec_of(heads="6/2", k="4c32", v="2t32"),
-    "pages": spec_of(heads="4/1", k="4c32", v="4t32", page=64),
+    "pages": spec_of(heads="4/1", k="4c32~64", v="4t32~16u", page=64),
     "pages-of-16": spec_of(heads="2/2", k="8t32", v="4t32", page=16),
     "window": spec_of(heads="4/2", dtype="float32", k="8t64s", v="2c32s", page=64, window=40, softcap=20.0),
 }

@@ -1,6 +1,7 @@
 // Merges the warps' states of a head through shared memory into the result of the CTA.
 #pragma once
 #include "kvgen/epilogue/workspace.cuh"
+#include "kvgen/format/rotate.cuh"
 #include "kvgen/mainloop/softmax.cuh"
 
 namespace kvgen {
@@ -11,13 +12,26 @@ template <class Traits>
 struct CtaResult {
   static constexpr int kElements = Traits::kTileQRows * Traits::kHeadDim;
   static constexpr int per_thread(int least) { return Traits::kHeadDim % least ? per_thread(least + 1) : least; }
-  static constexpr int kPerThread = per_thread(ceil_div(kElements, Traits::kThreads)), kStride = Traits::kHeadDim / kPerThread;
+  // Rotated channels of a row lie in the lanes of one warp: a power of two of them.
+  static constexpr int row_lanes(int most) {
+    return most > 32 || Traits::kHeadDim % most || most * Traits::kTileQRows > Traits::kThreads ? row_lanes(most / 2) : most;
+  }
+  static constexpr int kPerThread = kRotated<typename Traits::Value> ? Traits::kHeadDim / row_lanes(32)
+                                                                     : per_thread(ceil_div(kElements, Traits::kThreads)),
+                       kStride = Traits::kHeadDim / kPerThread;
   PartialSum<kPerThread> sum;
 
   __device__ __forceinline__ static int row() { return static_cast<int>(threadIdx.x) / kStride; }
   __device__ __forceinline__ static int channel() { return static_cast<int>(threadIdx.x) % kStride; }
   // Whether this thread has elements of the result.
   __device__ __forceinline__ static bool any() { return row() < Traits::kTileQRows; }
+  // Rotates the output back. The rotation is linear, so it does not matter that it precedes the sum over splits. All threads call it.
+  __device__ __forceinline__ void rotate_back() {
+    if constexpr (kRotated<typename Traits::Value>) {
+      mix_channels<Rotation<typename Traits::Value>, 1, kStride>(sum.value, threadIdx.x % 32);
+      negate_channels<Rotation<typename Traits::Value>, 1, kStride>(sum.value, 0, threadIdx.x % 32);
+    }
+  }
 };
 
 // Writes a warp's state of a tile of query rows to shared memory, in the order of channels.

@@ -92,6 +92,7 @@ __device__ __forceinline__ void store_result(const AttendArgs& args, const Share
   CtaResult<Traits> result;
   typename Sinks::Logit sink = Sinks::template load<Traits>(args, head, q_tile * 8 + result.row());
   merge_warps<Traits>(shared.merge, shared.warp_stats, result);
+  result.rotate_back();
   const auto store = [&](int tile_row, int channel, int stride, const auto& sum) {
     const int row = q_tile * 8 + tile_row;
     if (row >= Traits::kQRows) return;

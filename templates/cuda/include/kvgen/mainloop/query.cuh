@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "kvgen/format/places.cuh"
+#include "kvgen/format/rotate.cuh"
 #include "kvgen/host/args.cuh"
 #include "kvgen/mainloop/traits.cuh"
 
@@ -51,12 +52,16 @@ struct QueryLoader {
     }
   }
 
-  // Normalizes q and writes to shared memory: its fragments, per row the factor from products to log2 units, and per K group the sum of q.
+  // Rotates and normalizes q, and writes to shared memory: its fragments, per row the factor from products to log2 units, and per K group
+  // the sum of q.
   template <class Shared>
-  __device__ void publish(const AttendArgs& args, const Shared& shared, int warp, int lane) const {
+  __device__ void publish(const AttendArgs& args, const Shared& shared, int warp, int lane) {
 #pragma unroll
     for (int round = 0; round < kRounds; ++round)
-      if (const int tile = round * Traits::kWarps + warp; tile < Traits::kQTiles) publish_tile(args, shared, raw[round], tile, lane);
+      if (const int tile = round * Traits::kWarps + warp; tile < Traits::kQTiles) {
+        if constexpr (kRotated<typename Traits::Key>) rotate_runs<Rotation<typename Traits::Key>, Runs, Element>(raw[round], lane);
+        publish_tile(args, shared, raw[round], tile, lane);
+      }
   }
 
  private:

@@ -1,5 +1,6 @@
 // The unquantized tokens of a sequence: those in its residual and, in decode, this step's tokens. They are row-major in Element.
 #pragma once
+#include "kvgen/format/rotate.cuh"
 #include "kvgen/host/args.cuh"
 #include "kvgen/mainloop/keys.cuh"
 #include "kvgen/mainloop/packed_loop.cuh"
@@ -33,6 +34,9 @@ struct Residual {
   __device__ bool fills_block() const { return count() >= ResidualRows::kBlock + ResidualRows::kLocal; }
   __device__ const Element* k_row(int token) const { return row(k_residual, args.k_new, token); }
   __device__ const Element* v_row(int token) const { return row(v_residual, args.v_new, token); }
+  // The row of a token that the residual holds: of one before the step, or of one that `append` or `keep_rotated` put there.
+  __device__ Element* k_held(int token) const { return k_residual + row_of(token) * Format::kHeadDim; }
+  __device__ Element* v_held(int token) const { return v_residual + row_of(token) * Format::kHeadDim; }
 
   // First token of the `number`-th tile of sixteen. The tiles of the sink come first. No tile crosses its end, so that the tokens of a tile
   // are consecutive.
@@ -63,6 +67,8 @@ struct Residual {
 
   // Copies tokens [from, to), which the step leaves unquantized although it packs a block, to their rows.
   __device__ void store(int from, int to) const {
+    if constexpr (kRotated<typename Traits::Key> || kRotated<typename Traits::Value>)
+      return keep_rotated(from, to, [&](int token) { return ResidualRows::row_of(length + fresh, token - ResidualRows::kBlock); });
     constexpr int kVectors = Format::kHeadDim / 8;
     for (int at = threadIdx.x; at < (to - from) * kVectors; at += Traits::kThreads) {
       const int token = from + at / kVectors, offset = at % kVectors * 8;
@@ -70,6 +76,15 @@ struct Residual {
       copy16(k_residual + place, k_row(token) + offset);
       copy16(v_residual + place, v_row(token) + offset);
     }
+  }
+  // Copies tokens [from, to) of the step to their rows, place(token), as the residual holds them.
+  template <class Place>
+  __device__ void keep_rotated(int from, int to, Place&& place) const {
+    if (from >= to) return;
+    copy_rotated<typename Traits::Key, Format::kHeadDim, Traits::kThreads>(
+        to - from, 0, [&](int i) { return k_row(from + i); }, [&](int i) { return k_residual + place(from + i) * Format::kHeadDim; });
+    copy_rotated<typename Traits::Value, Format::kHeadDim, Traits::kThreads>(
+        to - from, 0, [&](int i) { return v_row(from + i); }, [&](int i) { return v_residual + place(from + i) * Format::kHeadDim; });
   }
   // The row of a token in the residual.
   __device__ int row_of(int token) const { return ResidualRows::row_of(length, token); }
@@ -116,6 +131,11 @@ struct ResidualTile {
       for (int x = 0; x < ValueRuns::kCount; ++x) values[x][half] = load_run(ValueRuns::at(v, x, lane % 4), ValueRuns::is_half(x));
     }
   }
+  // Rotates the step's tokens, which the caller gives as they are.
+  __device__ __forceinline__ void rotate(const Residual<Traits>& residual, int lane) {
+    if constexpr (kRotated<typename Traits::Key>) rotate_new<typename Traits::Key, KeyRuns>(keys, residual, lane);
+    if constexpr (kRotated<typename Traits::Value>) rotate_new<typename Traits::Value, ValueRuns>(values, residual, lane);
+  }
   // Appends the step's tokens to the residual. No CTA reads these rows in this launch.
   __device__ __forceinline__ void append(const Residual<Traits>& residual, int lane) const {
 #pragma unroll
@@ -128,6 +148,26 @@ struct ResidualTile {
       for (int x = 0; x < KeyRuns::kCount; ++x) store_run(KeyRuns::at(k, x, lane % 4), keys[x][half], KeyRuns::is_half(x));
 #pragma unroll
       for (int x = 0; x < ValueRuns::kCount; ++x) store_run(ValueRuns::at(v, x, lane % 4), values[x][half], ValueRuns::is_half(x));
+    }
+  }
+
+ private:
+  // One copy of the code for both halves: it runs once in a step, and fetching it takes time.
+  template <class Quant, class Runs>
+  __device__ __forceinline__ void rotate_new(uint4 (&rows)[Runs::kCount][2], const Residual<Traits>& residual, int lane) const {
+#pragma unroll 1
+    for (int half = 0; half < 2; ++half) {
+      if (!residual.fresh || first + min(8 * half + 7, valid - 1) < residual.old) continue;
+      const bool fresh = first + min(8 * half + lane / 4, valid - 1) >= residual.old;
+      uint4 row[Runs::kCount];
+#pragma unroll
+      for (int x = 0; x < Runs::kCount; ++x) row[x] = half ? rows[x][1] : rows[x][0];
+      rotate_runs<Rotation<Quant>, Runs, typename Traits::Format::Element>(row, lane);
+#pragma unroll
+      for (int x = 0; x < Runs::kCount; ++x) {
+        if (fresh && half == 0) rows[x][0] = row[x];
+        if (fresh && half == 1) rows[x][1] = row[x];
+      }
     }
   }
 };
@@ -254,6 +294,7 @@ __device__ __forceinline__ void attend_residual(const Shared<Traits>& shared, co
   if (tile.valid <= 0) return;
 #pragma unroll 1
   for (int round = 1; tile.valid > 0; ++round) {
+    if constexpr (kRotated<typename Traits::Key> || kRotated<typename Traits::Value>) tile.rotate(residual, lane);
     if (residual.fresh && (Traits::Format::ResidualRows::kRollback > 0 || !residual.fills_block()) &&
         (Traits::kRuns == 1 || seqlen.run == 0))
       tile.append(residual, lane);

@@ -2,6 +2,7 @@
 #pragma once
 #include <algorithm>
 
+#include "kvgen/format/rotate.cuh"
 #include "kvgen/host/args.cuh"
 #include "kvgen/host/launch.cuh"
 #include "kvgen/pack/quantize.cuh"
@@ -17,10 +18,40 @@ struct TokenRows {
   __device__ __forceinline__ const Element* operator()(int token) const { return data + token * stride; }
 };
 
+// Puts the tokens of a block into dynamic shared memory, rotated; the first `held` come from the residual, and are rotated already.
+template <class Format, int kThreads>
+struct Rotate {
+  static constexpr int kBytes = Format::kTokens * Format::kHeadDim * 2;
+  int held;
+
+  template <class Quant, class Row>
+  __device__ __forceinline__ auto rows(Row row) const {
+    if constexpr (!kRotated<Quant>) {
+      return row;
+    } else {
+      extern __shared__ __align__(128) uint8_t memory[];
+      using Element = typename Format::Element;
+      const TokenRows<Element> staged{reinterpret_cast<Element*>(memory), Format::kHeadDim};
+      __syncthreads();  // the rows of K are packed
+      copy_rotated<Quant, Format::kHeadDim, kThreads>(Format::kTokens, held, row,
+                                                      [&](int token) { return const_cast<Element*>(staged(token)); });
+      __syncthreads();
+      return staged;
+    }
+  }
+};
+template <class Format>
+constexpr bool kRotates = kRotated<typename Format::Key> || kRotated<typename Format::Value>;
 // Copies the first `count` rows to the residual's slots from `slot` on.
 template <class Format, int kThreads, class Element>
 __device__ __forceinline__ void fill_residual(TokenRows<Element> k, TokenRows<Element> v, Element* k_residual, Element* v_residual,
                                               int slot, int count) {
+  if constexpr (kRotates<Format>) {
+    if (count <= 0) return;
+    const auto row = [&](Element* residual) { return [=](int i) { return residual + (slot + i) * Format::kHeadDim; }; };
+    copy_rotated<typename Format::Key, Format::kHeadDim, kThreads>(count, 0, k, row(k_residual));
+    return copy_rotated<typename Format::Value, Format::kHeadDim, kThreads>(count, 0, v, row(v_residual));
+  }
   constexpr int kVectors = Format::kHeadDim / 8;
 #pragma unroll 1
   for (int i = threadIdx.x; i < count * kVectors; i += kThreads) {
@@ -68,7 +99,10 @@ __global__ void __launch_bounds__(kThreads, pack_ctas<Format>()) pack_kernel(con
   if (block < full && block >= WindowPlaces<Format::kWindowPlaces>::first(full)) {  // later blocks take the places of earlier ones
     const TokenRows<Element> k = begun ? TokenRows<Element>{k_residual, Format::kHeadDim} : fresh(args.k, block * kTokens);
     const TokenRows<Element> v = begun ? TokenRows<Element>{v_residual, Format::kHeadDim} : fresh(args.v, block * kTokens);
-    pack_block<Format, kThreads>(k, v, cache.block<Format>(sequence, head, block), smem);
+    if constexpr (kRotates<Format>)
+      pack_block<Format, kThreads>(k, v, cache.block<Format>(sequence, head, block), smem, Rotate<Format, kThreads>{begun ? kTokens : 0});
+    else
+      pack_block<Format, kThreads>(k, v, cache.block<Format>(sequence, head, block), smem);
   }
   if (nth == 0) keep(full * kTokens, end - full * kTokens);
 }
@@ -122,9 +156,12 @@ __global__ void __launch_bounds__(kThreads, pack_ctas<Format>()) pack_blocks_ker
   const int after = ResidualRows::packed_blocks(lengths.after);
   if (block >= after || block < WindowPlaces<Format::kWindowPlaces>::first(after)) return;  // later blocks take the places of earlier ones
   const int first = ResidualRows::kSink + block * Format::kTokens;
-  pack_block<Format, kThreads>(PositionRows<Format>(cache, cache.k_residual, args.k, sequence, head, first, lengths.before),
-                               PositionRows<Format>(cache, cache.v_residual, args.v, sequence, head, first, lengths.before),
-                               cache.block<Format>(sequence, head, block), smem);
+  const PositionRows<Format> k(cache, cache.k_residual, args.k, sequence, head, first, lengths.before);
+  const PositionRows<Format> v(cache, cache.v_residual, args.v, sequence, head, first, lengths.before);
+  if constexpr (kRotates<Format>)
+    pack_block<Format, kThreads>(k, v, cache.block<Format>(sequence, head, block), smem, Rotate<Format, kThreads>{lengths.before - first});
+  else
+    pack_block<Format, kThreads>(k, v, cache.block<Format>(sequence, head, block), smem);
 }
 
 constexpr int kStoreThreads = 256;
@@ -144,6 +181,19 @@ __global__ void __launch_bounds__(kStoreThreads) store_rows_kernel(const PackArg
   const int first = max(lengths.before, ResidualRows::first(max(lengths.after - ResidualRows::kRollback, 0)));
   const int count = sink + max(lengths.after - first, 0);
   const int64_t offset = cache.residual_offset<Format>(sequence, head);
+  if constexpr (kRotates<Format>) {
+    if (from >= count) return;
+    const auto position_of = [&](int i) { return from + i < sink ? lengths.before + from + i : first + from + i - sink; };
+    const auto given = [&](const Rows& rows) {
+      return [&](int i) { return rows.row<const Element>(sequence, position_of(i) - lengths.before, head); };
+    };
+    const auto row = [&](void* residual) {
+      return [=](int i) { return static_cast<Element*>(residual) + offset + ResidualRows::row(position_of(i)) * Format::kHeadDim; };
+    };
+    const int rows = min(count - from, kStoreTokens);
+    copy_rotated<typename Format::Key, Format::kHeadDim, kStoreThreads>(rows, 0, given(args.k), row(cache.k_residual));
+    return copy_rotated<typename Format::Value, Format::kHeadDim, kStoreThreads>(rows, 0, given(args.v), row(cache.v_residual));
+  }
   for (int i = threadIdx.x; i < kStoreTokens * kVectors; i += kStoreThreads) {
     const int nth = from + i / kVectors, channel = i % kVectors * 8;
     if (nth >= count) return;
@@ -163,10 +213,25 @@ cudaError_t launch_pack(const PackArgs& args, cudaStream_t stream) {
   if (args.cache.batch == 0 || args.cache.kv_heads == 0 || args.tokens == 0) return cudaSuccess;
   constexpr int kThreads = packing::pack_threads<Format>();
   const dim3 grid(args.cache.kv_heads * ceil_div(args.tokens, Format::kTokens), args.cache.batch);
-  if constexpr (Format::ResidualRows::kRows == Format::kTokens) {
+  if constexpr (packing::kRotates<Format>) {
+    constexpr int kBytes = packing::Rotate<Format, kThreads>::kBytes;
+    const auto run = [&](auto kernel) {
+      // With the static memory, fewer bytes than 48 KiB may be too many.
+      const cudaError_t refused = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+      return refused == cudaSuccess ? Launch(grid, kThreads, kBytes, stream, false).run(kernel, args) : refused;
+    };
+    cudaError_t failed;
+    if constexpr (Format::ResidualRows::kRows == Format::kTokens)
+      failed = run(packing::pack_kernel<Format, kThreads>);
+    else
+      failed = run(packing::pack_blocks_kernel<Format, kThreads>);
+    if (failed != cudaSuccess) return failed;
+  } else if constexpr (Format::ResidualRows::kRows == Format::kTokens) {
     packing::pack_kernel<Format, kThreads><<<grid, kThreads, 0, stream>>>(args);
   } else {
     packing::pack_blocks_kernel<Format, kThreads><<<grid, kThreads, 0, stream>>>(args);
+  }
+  if constexpr (Format::ResidualRows::kRows != Format::kTokens) {
     const int stored = std::min(args.tokens, Format::ResidualRows::kRows);
     const dim3 store_grid(args.cache.kv_heads * ceil_div(stored, packing::kStoreTokens), args.cache.batch);
     packing::store_rows_kernel<Format><<<store_grid, packing::kStoreThreads, 0, stream>>>(args);

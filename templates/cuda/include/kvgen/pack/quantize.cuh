@@ -230,16 +230,24 @@ constexpr int pack_smem_bytes() {
   return std::max({16, packing::BoostStats<Format>::kEnd, packing::ChannelStats<Format, Which::value>::kBytes});
 }
 
+// Rows that need no staging: those of a format without rotation, or rotated ones.
+struct AsGiven {
+  template <class Quant, class Row>
+  __device__ __forceinline__ Row& rows(Row& row) const {
+    return row;
+  }
+};
+
 // Quantizes and packs the Format::kTokens tokens of one block of one head. All kThreads threads of the CTA call it. `k_row(token)` and
-// `v_row(token)` give a token's channels in global memory, 16-byte aligned; `smem` holds pack_smem_bytes, 16-byte aligned. The function
-// ends with a barrier.
-template <class Format, int kThreads, class KRow, class VRow>
-__device__ void pack_block(KRow k_row, VRow v_row, uint8_t* block, uint8_t* smem) {
+// `v_row(token)` give a token's channels in global memory, 16-byte aligned, and `stage` the rows that are packed in their place; `smem`
+// holds pack_smem_bytes, 16-byte aligned. The function ends with a barrier.
+template <class Format, int kThreads, class KRow, class VRow, class Stage = AsGiven>
+__device__ void pack_block(KRow k_row, VRow v_row, uint8_t* block, uint8_t* smem, Stage stage = {}) {
   static_assert(pack_smem_bytes<Format>() <= 96 * 1024 && kThreads % 32 == 0);
   packing::prefetch_rows<Format, kThreads>(v_row);
-  packing::pack_operand<Format, Which::key, kThreads>(k_row, block, smem);
+  packing::pack_operand<Format, Which::key, kThreads>(stage.template rows<typename Format::Key>(k_row), block, smem);
   if constexpr (Format::Key::kPerChannel && Format::Value::kPerChannel) __syncthreads();  // K's scalers are read
-  packing::pack_operand<Format, Which::value, kThreads>(v_row, block, smem);
+  packing::pack_operand<Format, Which::value, kThreads>(stage.template rows<typename Format::Value>(v_row), block, smem);
   __syncthreads();
 }
 
