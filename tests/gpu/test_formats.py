@@ -37,6 +37,9 @@ SHAPES = (
     "k2v2:boost1/8:d256:q4", "k2v8:boost1/4:kg32:page64:q3",
     "k2v2:d80", "k2v2:d80:boost1/5", "k2v2:d112:boost3/7:h32/4", "k4v2:d48:vg16", "k2v2:vchannel:d80:bf16", "k8v2:d16:token:q4",
     "k4v4:kg48", "k2v2:kg48:vchannel:vg48", "k8v8:kg80:page160:q2", "k4v4:kg96:vchannel:vg96", "k2v4:kg112:h16/2:bf16", "k4v4:kg496:h8/1",
+    "k4v4:token:bf16:krot128:vrot128", "k4v4:token:bf16:krot16u", "k4v4:krot64:vrot64u:page128:q4",
+    "k2v2:vchannel:kg64:vg64:d80:krot16:vrot16",
+    "k8v4:d256:token:krot256:vrot256:h16/1:q8", "k4v4:token:page16:d64:krot64:vrot64:sink40:local33:rollback9:q3:sinks",
     "k4v2:token:page16:q4:kg32:vg32:h12/2", "k8v4:token:page16:d64:sym", "k4v2:token:page16:d32:sym",
 )  # fmt: skip
 
@@ -58,6 +61,7 @@ VARIED = [
     *[KernelCase("k4v4:h16/2", schedule) for schedule in WIDE],
     *[KernelCase(words, schedule) for words in ("k8v8:h16/2", "k8v8:h8/8:kg64") for schedule in EIGHT],
     KernelCase("k4v4:h16/2", "w8u1d2.noexact"),
+    *[KernelCase("k4v4:token:bf16:krot128:vrot128", schedule) for schedule in ("w8u4d1.cl8", "w4u2d2c2", "w8u4d1.bulk", "n256.w8u4d1")],
     *[KernelCase(words, schedule) for words in ("k4v4:h64/2", "k4v4:d80:q8") for schedule in ("w8u2d1", "w8u2d1.cl8", "w8u2d1.bulk")],
     *[KernelCase("k4v4:vchannel", schedule) for schedule in ("w8u1d4", "w8u2d2.bulk", "w8u4d1.bulk", "w8u4d1.tile", "w8u4d1.cl4")],
     *[KernelCase("k4v4:kg32:vchannel:vg32", schedule) for schedule in ("w8u4d1.bulk", "w8u4d1.tile", "w8u2d2")],

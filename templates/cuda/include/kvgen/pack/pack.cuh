@@ -156,12 +156,13 @@ __global__ void __launch_bounds__(kThreads, pack_ctas<Format>()) pack_blocks_ker
   const int after = ResidualRows::packed_blocks(lengths.after);
   if (block >= after || block < WindowPlaces<Format::kWindowPlaces>::first(after)) return;  // later blocks take the places of earlier ones
   const int first = ResidualRows::kSink + block * Format::kTokens;
-  const PositionRows<Format> k(cache, cache.k_residual, args.k, sequence, head, first, lengths.before);
-  const PositionRows<Format> v(cache, cache.v_residual, args.v, sequence, head, first, lengths.before);
+  const PositionRows<Format> k_rows(cache, cache.k_residual, args.k, sequence, head, first, lengths.before);
+  const PositionRows<Format> v_rows(cache, cache.v_residual, args.v, sequence, head, first, lengths.before);
+  uint8_t* to = cache.block<Format>(sequence, head, block);
   if constexpr (kRotates<Format>)
-    pack_block<Format, kThreads>(k, v, cache.block<Format>(sequence, head, block), smem, Rotate<Format, kThreads>{lengths.before - first});
+    pack_block<Format, kThreads>(k_rows, v_rows, to, smem, Rotate<Format, kThreads>{lengths.before - first});
   else
-    pack_block<Format, kThreads>(k, v, cache.block<Format>(sequence, head, block), smem);
+    pack_block<Format, kThreads>(k_rows, v_rows, to, smem);
 }
 
 constexpr int kStoreThreads = 256;
