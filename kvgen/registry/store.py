@@ -189,18 +189,23 @@ def format_name(spec: AnySpec) -> str:
     attention, cache = spec.attention, spec.cache
     boosted = f"b{spec.key.boosted(attention.head_dim)}" if spec.key.boost.fraction else ""
     parts = [f"q{attention.q_heads}kv{attention.kv_heads}d{attention.head_dim}", attention.dtype]
-    parts += [f"k{_operand(spec.key)}{boosted}", f"v{_operand(spec.value)}", f"page{cache.page}" if cache.page else "contiguous"]
+    parts += [
+        f"k{_operand(spec.key, attention.head_dim)}{boosted}",
+        f"v{_operand(spec.value, attention.head_dim)}",
+        f"page{cache.page}" if cache.page else "contiguous",
+    ]
     numbers = {"qlen": attention.q_len - 1 and attention.q_len, "window": attention.window, "softcap": attention.softcap}
     numbers |= {"sink": cache.sink, "local": cache.local, "rollback": cache.rollback}
     parts += [slug(f"{name}{value:g}") for name, value in numbers.items() if value]
     return "-".join([*parts, *(["sinks"] if attention.sinks else [])])
 
 
-def _operand(quant: QuantSpec) -> str:
+def _operand(quant: QuantSpec, head_dim: int) -> str:
     if not quant.quantized:
         return "16"
     code, symmetric = (f"{quant.bits}", "" if quant.zero else "s") if quant.type == "int" else (quant.type, "")
-    return f"{code}{quant.axis[0]}{quant.group}{symmetric}"
+    rotated = "" if quant.rotate is None else f"r{quant.rotate.channels(head_dim)}{'' if quant.rotate.signs else 'u'}"
+    return f"{code}{quant.axis[0]}{quant.group}{symmetric}{rotated}"
 
 
 def _names(entry: Entry, name: str) -> Iterator[str]:
