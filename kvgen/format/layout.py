@@ -140,6 +140,11 @@ class PackedLayout:
         """K's and V's part of the layout."""
         return self.key, self.value
 
+    @property
+    def rotations(self) -> tuple[Rotation | None, Rotation | None]:
+        """K's and V's, before they are stored."""
+        return self.key.rotation, self.value.rotation
+
     # --- sizes -----------------------------------------------------------------------------------------------------
 
     def codes_bytes(self, which: Which) -> int:

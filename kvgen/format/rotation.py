@@ -6,9 +6,13 @@ rotation.hpp` has the same signs.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
-from kvgen.format.layout import Rotation
+if TYPE_CHECKING:
+    from kvgen.format.layout import Rotation
+
 
 SEED = 0x6B76
 """Of the signs."""

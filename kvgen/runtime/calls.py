@@ -273,13 +273,13 @@ class Calls:
                 shape = (cache.batch, max(1, longest), attention.kv_heads, attention.head_dim)
                 k = torch.zeros(shape, dtype=self.dtype, device=cache.device) if k is None else k
                 v = torch.zeros(shape, dtype=self.dtype, device=cache.device) if v is None else v
-            rotated = [None if op.rotation is None else _marked(x) for x, op in zip((k, v), self.layout.operands, strict=True)]
+            rotated = [None if rotation is None else _marked(x) for x, rotation in zip((k, v), self.layout.rotations, strict=True)]
             stored = [x if found is None else found for x, found in zip((k, v), rotated, strict=True)]
             self._distinct[0].module.unpack(*cache.tensors, *stored)
-        for x, found, op in zip((k, v), rotated, self.layout.operands, strict=True):
+        for x, found, rotation in zip((k, v), rotated, self.layout.rotations, strict=True):
             if found is not None:
                 written = (found.view(torch.int16) != UNWRITTEN).any(-1, keepdim=True)
-                x.copy_(torch.where(written, rotate_back(found, op.rotation), x))
+                x.copy_(torch.where(written, rotate_back(found, rotation), x))
         return k, v
 
     # --- one call --------------------------------------------------------------------------------------------------------
@@ -327,10 +327,8 @@ class Calls:
                 from kvgen.runtime import extend  # most processes only decode
 
                 attention = self.spec.attention
-                rotations = self.layout.key.rotation, self.layout.value.rotation
-                call = extend.Call(
-                    q, new, out, lse, sinks, scale, bound, max_len, flag, attention.softcap, attention.window, rotations, advance
-                )
+                shape = attention.softcap, attention.window, self.layout.rotations
+                call = extend.Call(q, new, out, lse, sinks, scale, bound, max_len, flag, *shape, advance)
                 extend.check(call, cache, self._arguments)
                 extend.run(launch.module, cache.tensors, call)
             else:

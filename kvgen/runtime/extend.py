@@ -15,18 +15,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from kvgen.errors import UnsupportedError
-from kvgen.format.layout import Rotation
 from kvgen.format.residual import window_places
 from kvgen.format.rotation import rotate, rotate_back
 from kvgen.lower.modifier import extend_refusal
 from kvgen.runtime.executable import Arguments, New
 from kvgen.runtime.kvcache import KVCache, Tensors
 from kvgen.runtime.module import Module
+
+if TYPE_CHECKING:
+    from kvgen.format.layout import Rotation
 
 PREFIX_STEP = 1024
 """Tokens in which the prefix and the room of dequantized K and V grow; for shorter caches the host does not wait."""
