@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from kvgen.api.kernel import Kernel, MatrixKernel
     from kvgen.api.support import support_table
     from kvgen.errors import KvgenError, SpecError, UnsupportedError
+    from kvgen.format.calibration import calibrated_scales
+    from kvgen.integrations.checkpoint import load_scales
     from kvgen.spec import KernelSpec, MatrixSpec, load_any_spec, load_spec
 
 __version__ = "0.1.0"
@@ -26,9 +28,11 @@ _HOMES = {
     "SpecError": "kvgen.errors",
     "UnsupportedError": "kvgen.errors",
     "build": "kvgen.api",
+    "calibrated_scales": "kvgen.format.calibration",
     "get_kernel": "kvgen.api",
     "get_matrix_kernel": "kvgen.api",
     "load_any_spec": "kvgen.spec",
+    "load_scales": "kvgen.integrations.checkpoint",
     "load_spec": "kvgen.spec",
     "support_table": "kvgen.api.support",
 }
@@ -44,9 +48,11 @@ __all__ = [
     "UnsupportedError",
     "__version__",
     "build",
+    "calibrated_scales",
     "get_kernel",
     "get_matrix_kernel",
     "load_any_spec",
+    "load_scales",
     "load_spec",
     "support_table",
 ]

@@ -8,6 +8,7 @@ from kvgen.errors import ToolchainMissing
 
 EXTRAS = {
     "build": ("matplotlib", "optuna", "tilelang"),
+    "checkpoints": ("safetensors",),
     "postgresql": ("psycopg",),
     "pytest": ("pytest",),
     "transformers": ("transformers",),

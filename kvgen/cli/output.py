@@ -82,6 +82,8 @@ def describe(spec: AnySpec) -> str:
         if not quant.quantized:
             return f"{letter} {spec.attention.dtype}"
         rotated = "" if quant.rotate is None else f" rotated in blocks of {quant.rotate.channels(spec.attention.head_dim)}"
+        if quant.static:
+            return f"{letter} {codec_of(quant).label} with a scale per {quant.scale}{rotated}"
         return f"{letter} {codec_of(quant).label} per {quant.axis} /{quant.group}{'' if quant.zero else ' symmetric'}{rotated}"
 
     a, c = spec.attention, spec.cache

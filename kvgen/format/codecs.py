@@ -40,6 +40,8 @@ class Codec:
     """Rows whose fields one byte holds, eight rows apart; they are separated after the MMA. 1: none."""
     integers: bool = False
     """Whether codes are integers."""
+    largest: float = 0
+    """The largest magnitude of a symmetric code."""
     header: str | None = None
     """The file of `codec/` that a rendered source includes for it; None for those that every source has."""
 
@@ -56,13 +58,13 @@ def _integers(bits: int, zero: bool) -> Codec:
     words = max(1, 2 // per_byte)
     return Codec(
         f"Integers<{bits}, {str(zero).lower()}>", bits, row_tile=8 * per_byte * words, words=words, quantized=True, label=f"int{bits}",
-        coarse=bits == 2, byte_operands=bits <= 4, rows_of_byte=per_byte, integers=True,
+        coarse=bits == 2, byte_operands=bits <= 4, rows_of_byte=per_byte, integers=True, largest=2 ** (bits - 1) - 1,
     )  # fmt: skip
 
 
 _FLOATS = {
-    "e4m3": Codec("Fp8<4, 3>", 8, 16, 2, True, "e4m3", header="fp8"),
-    "e5m2": Codec("Fp8<5, 2>", 8, 16, 2, True, "e5m2", header="fp8"),
+    "e4m3": Codec("Fp8<4, 3>", 8, 16, 2, True, "e4m3", largest=448, header="fp8"),
+    "e5m2": Codec("Fp8<5, 2>", 8, 16, 2, True, "e5m2", largest=57344, header="fp8"),
 }
 
 

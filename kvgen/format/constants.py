@@ -58,9 +58,17 @@ def _operand(layout: PackedLayout, which: Which) -> Iterator[str]:
     yield f"    using Codec = kvgen::{op.codec.type};"
     if op.rotation is not None:
         yield f"    using Rotation = kvgen::Hadamard<{op.rotation.block}, {str(op.rotation.signs).lower()}>;"
+    if op.static:
+        yield "    using StaticScale = void;"
     flags = {"PerChannel": op.per_channel, "PerToken": op.per_token, "Zero": op.zero, "RowsAreTokens": op.rows_are_tokens}
     yield "    static constexpr bool " + ", ".join(f"k{name} = {str(value).lower()}" for name, value in flags.items()) + ";"
-    yield _numbers("    ", Group=op.group, Params=op.params, Runs=full_runs(op, layout.head_dim), CodeChannels=layout.code_channels(which))
+    yield _numbers(
+        "    ",
+        Group=layout.tokens if op.static else op.group,
+        Params=op.params,
+        Runs=full_runs(op, layout.head_dim),
+        CodeChannels=layout.code_channels(which),
+    )
     yield _numbers("    ", Codes=layout.codes_offset(which), CodesBytes=layout.codes_bytes(which))
     yield _numbers("    ", ChannelParams=layout.channel_params_offset(which), TokenParams=layout.token_params_offset(which))
     yield _numbers("    ", TokenParamsBytes=layout.token_params_bytes(which))

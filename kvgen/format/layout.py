@@ -70,6 +70,8 @@ class Operand:
     rotation: Rotation | None = None
     type: str | None = None
     """Of codes that are floats."""
+    static: Literal[True] | None = None
+    """True where scales are given with the cache."""
 
     @property
     def codec(self) -> Codec:
@@ -83,17 +85,17 @@ class Operand:
     @property
     def per_channel(self) -> bool:
         """Whether a group of tokens has params per channel, at the head of the block."""
-        return self.quantized and self.axis == "channel"
+        return self.quantized and self.axis == "channel" and not self.static
 
     @property
     def per_token(self) -> bool:
         """Whether a group of channels has params per token, at the end of the sub-tile's codes."""
-        return self.quantized and self.axis == "token"
+        return self.quantized and self.axis == "token" and not self.static
 
     @property
     def params(self) -> int:
-        """2 (scale and zero), 1 (scale), or 0 (not quantized)."""
-        return (2 if self.zero else 1) if self.quantized else 0
+        """2 (scale and zero), 1 (scale), or 0 (not quantized, or with a static scale)."""
+        return (2 if self.zero else 1) if self.quantized and not self.static else 0
 
     @property
     def boosted(self) -> int:
@@ -257,6 +259,8 @@ def _operand(quant: QuantSpec, head_dim: int, element: int, *, rows_are_tokens: 
         boost = Boost(quant.boosted(head_dim), quant.boost.select)
     rotation = rotation_of(quant, head_dim)
     kind = None if quant.type == "int" else quant.type
+    if quant.static:
+        return Operand(quant.bits, quant.bits, "token", head_dim, False, rows_are_tokens, boost, rotation, kind, True)
     return Operand(quant.bits, quant.bits, quant.axis, quant.group, quant.zero, rows_are_tokens, boost, rotation, kind)
 
 

@@ -124,6 +124,8 @@ def export_kernel(
             known = readme.read_text(encoding="utf-8", errors="replace") if readme.is_file() else ""
             if mark not in known:
                 raise KvgenError(f"{folder} holds something else than {mark[5:-4]}: name a new or empty folder, or an earlier export")
+    if spec.key.static or spec.value.static:
+        raise UnsupportedError("an export", "an exported kernel takes no static scales (key.scale, value.scale)", is_backend=False)
     builds = _compiled(spec, targets, tell)
     sinks = (f"sinks = torch.zeros({a.q_heads}, device=cache.device)\n", ", sinks=sinks") if a.sinks else ("", "")
     text = README.format(
@@ -251,7 +253,7 @@ def standalone() -> dict[str, str]:
     for module in modules:  # grows by what these import
         home = module == HOME
         text = package.joinpath(*module.split(".")[1:]).with_suffix(".py").read_text(encoding="utf-8")
-        running = re.sub(r"^if TYPE_CHECKING:\n(?:    .*\n)+", "", text, flags=re.MULTILINE)
+        running = re.sub(r"^if TYPE_CHECKING:\n(?:(?:    .*)?\n)+", "", text, flags=re.MULTILINE)
         for base, names in re.findall(r"^\s*from (kvgen[\w.]*) import ([\w, ]+)", running, re.MULTILINE):
             inner = [f"{base}.{name.split(' as ')[0].strip()}" for name in names.split(",")]
             found = [one for one in inner if package.joinpath(*one.split(".")[1:]).with_suffix(".py").is_file()]

@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from kvgen.errors import KvgenError
+from kvgen.errors import KvgenError, UnsupportedError
 from kvgen.runtime import checks, extend
 from kvgen.runtime.calls import SHARED, Calls
 from kvgen.runtime.executable import Arguments, Executable, New
@@ -72,8 +72,9 @@ class Attention(torch.nn.Module):
         """`q_len` is the number of query tokens of the steps by which the launch is chosen; calls may have others. `scale` multiplies q·k
         (default 1/sqrt(head_dim)). `sinks`, float32 [q_heads], are the learned logits of a format that has them.
 
-        Raises CacheMismatch if the cache has another layout than the kernel, TypeError if one of them is something else, ValueError on
-        wrong sinks or a scale that is not finite, and where the cache shares its lengths with others: every Attention would advance them.
+        Raises CacheMismatch if the cache has another layout than the kernel, TypeError if one of them is something else, UnsupportedError
+        for a format with static scales, ValueError on wrong sinks or a scale that is not finite, and where the cache shares its lengths
+        with others: every Attention would advance them.
         """
         super().__init__()
         if not isinstance(kernel, Calls):
@@ -85,6 +86,8 @@ class Attention(torch.nn.Module):
             raise ValueError(SHARED.format(call="Attention", way="a cache of its own for each Attention"))
         arguments = Arguments(kernel.spec, kernel.layout)
         arguments.sinks(sinks, cache)
+        if cache.scales is not None:
+            raise UnsupportedError("an Attention", "the operators take no static scales (key.scale, value.scale)", is_backend=False)
         tensors = (cache.packed, cache.k_residual, cache.v_residual, cache.lengths, cache.block_table, launch.workspace(cache), sinks)
         for name, tensor in zip(_NAMES[3:], tensors, strict=True):
             self.register_buffer(name, tensor, persistent=False)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from kvgen.format.rotation import rotate_back
+from kvgen.format.scales import static_scales, trial_scales
 from kvgen.runtime import checks, kvcache
 from kvgen.runtime.executable import Arguments, Executable, New, Plan
 from kvgen.runtime.kvcache import KVCache
@@ -73,21 +74,31 @@ class Calls:
         pages: int | None = None,
         *,
         like: KVCache | None = None,
+        scales: tuple[Any, Any] | None = None,
     ) -> KVCache:
         """An empty cache for `batch` sequences of up to `max_len` tokens, with a workspace for every launch of any back end.
 
-        With `like`, and no other argument, the cache is another layer over the sequences of that one: lengths, block table, workspaces.
+        With `like`, and no other argument but `scales`, the cache is another layer over the sequences of that one: lengths, block table,
+        workspaces.
         Paged formats take a `block_table`, int32 [batch, max_pages], into a pool of `pages` pages; without one, every sequence
         gets pages of its own. `device` defaults to the table's, else to the CPU or the current GPU by architecture.
 
-        Raises TypeError or ValueError on wrong sizes or tables and on pages for a contiguous format, CacheMismatch where `like` has other
-        blocks or pages.
+        `scales` are those of K and of V where `key.scale` or `value.scale` of the format is static, else None: numbers or float32
+        tensors, one number for the granularity `tensor`, [kv_heads] for `head`, [kv_heads, head_dim] for `channel`. Layers have their own.
+
+        Raises TypeError or ValueError on wrong sizes, tables or scales and on pages for a contiguous format, CacheMismatch where `like`
+        has other blocks or pages.
         """
         checks.eager()
+        given = (None, None) if scales is None else scales
+        if not isinstance(given, (tuple, list)) or len(given) != 2:
+            raise TypeError("scales are a pair, of K and of V")
         if like is not None:
             if any(given is not None for given in (batch, max_len, device, block_table, pages)):
                 raise TypeError("new_cache(like=...) takes everything else from the other cache")
-            cache = kvcache.cache_like(self.spec, self.layout, like)
+            cache = kvcache.cache_like(
+                self.spec, self.layout, like, self._scales(*given, like.device if isinstance(like, KVCache) else torch.device("cpu"))
+            )
         elif batch is None or max_len is None:
             raise TypeError("new_cache needs batch and max_len, or like=")
         else:
@@ -95,9 +106,14 @@ class Calls:
                 checks.plain("block_table", block_table)
             where = self._device(block_table.device if device is None and block_table is not None else device)
             module = self._distinct[0].module
-            cache = kvcache.new_cache(self.spec, self.layout, module, batch, max_len, pages, block_table, where)
+            of_cache = self._scales(*given, where)
+            cache = kvcache.new_cache(self.spec, self.layout, module, batch, max_len, pages, block_table, where, of_cache)
         self.prepare(cache)
         return cache
+
+    def _scales(self, key: Any, value: Any, device: torch.device) -> Tensor | None:
+        """The static scales of a new cache."""
+        return static_scales(self.spec, key, value, device)
 
     def prepare(self, cache: KVCache) -> None:
         """Allocate this kernel's workspaces for a cache, which the first call of each launch must not do while a CUDA graph is captured.
@@ -335,7 +351,7 @@ class Calls:
                 try:
                     if plan is None and cache.gpu is not None and sequences.batch > 1 and not sequences.uniform:
                         numbers = launch.plan(sequences.lengths, tokens, max_len, flag, append=appended > 0, skip_empty=new is None)
-                    tensors = (cache.packed, cache.k_residual, cache.v_residual, sequences.lengths, sequences.block_table, None)
+                    tensors = (cache.packed, cache.k_residual, cache.v_residual, sequences.lengths, sequences.block_table, cache.scales)
                     launch.run(q, new, tensors, (out, lse, sinks, workspace, numbers, scale, bound), max_len, flag, advance=advance)
                 except Exception:
                     self._arguments.named(q, new, out, cache.batch, cache.device)  # which argument the module refused
@@ -380,6 +396,10 @@ class Variant(Calls):
         self.module = module
         self.executable = Executable(module, spec.attention.q_len)
         super().__init__(spec, layout, [self.executable])
+
+    def _scales(self, key: Any, value: Any, device: torch.device) -> Tensor | None:
+        """Verification and timing need no calibration: scales that were not given are `trial_scales`."""
+        return trial_scales(self.spec, device) if key is None and value is None else super()._scales(key, value, device)
 
     def workspace(self, cache: KVCache) -> Tensor:
         """The workspace for a cache. Raises as `prepare` does."""

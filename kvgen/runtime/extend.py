@@ -201,13 +201,18 @@ def _dequantized(
     """K and V [sequences, room, heads, head_dim] of a part. Past each length, and where a sliding window has passed, they are zero if
     `zeroed`, else uninitialized: kernels that mask these tokens by a weight of 0 need finite numbers (0 * NaN = NaN).
     """
-    packed, k_residual, v_residual, lengths, table, _ = cache
+    packed, k_residual, v_residual, lengths, table, scales = cache
     shape = (2, heads.stop - heads.start, rows.stop - rows.start, room, like.shape[3])
     new = torch.zeros if zeroed else torch.empty
     k, v = new(shape, dtype=like.dtype, device=like.device).permute(0, 2, 3, 1, 4)  # the tokens of a head lie together
     blocks, pages = (packed[rows, heads], None) if table is None else (packed[:, heads], table[rows])
-    module.unpack(blocks, k_residual[rows, heads], v_residual[rows, heads], lengths[rows], pages, None, k, v)
+    module.unpack(blocks, k_residual[rows, heads], v_residual[rows, heads], lengths[rows], pages, _of(scales, heads), k, v)
     return k, v
+
+
+def _of(scales: Tensor | None, heads: slice) -> Tensor | None:
+    """Static scales of some KV heads."""
+    return None if scales is None else scales[:, heads].contiguous()
 
 
 # --- who attends over what -------------------------------------------------------------------------------------------------

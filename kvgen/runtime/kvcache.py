@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from kvgen.format.layout import PackedLayout
     from kvgen.spec import KernelSpec
 
-Tensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, None]
-"""packed, k_residual, v_residual, lengths, block_table, residual_slots of a cache; the last is reserved."""
+Tensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
+"""packed, k_residual, v_residual, lengths, block_table and static scales of a cache."""
 HUGE_PAGE = 2 << 20
 
 
@@ -43,6 +43,9 @@ class KVCache:
     block_tokens: int
     """Tokens of a packed block, N_r."""
     sequences: Sequences
+    scales: Tensor | None = None
+    """Static scales of K and of V, float32 [2, kv_heads, head_dim]; None where blocks hold scales. They stay as they are once tokens are
+    packed."""
     device: torch.device = field(init=False)
     gpu: int | None = field(init=False)
     """Index of the GPU that holds the tensors; None on the CPU."""
@@ -65,7 +68,7 @@ class KVCache:
     @property
     def tensors(self) -> Tensors:
         """The tensors of a cache, in the order of a module's arguments."""
-        return self.packed, self.k_residual, self.v_residual, self.sequences.lengths, self.sequences.block_table, None
+        return self.packed, self.k_residual, self.v_residual, self.sequences.lengths, self.sequences.block_table, self.scales
 
     @property
     def nbytes(self) -> int:
@@ -231,7 +234,15 @@ def row_of(caches: Sequence[KVCache], index: int, length: int | None = None) -> 
     row.overflow, row.cropped = whole.overflow, whole.cropped
     row.least = None if whole.least is None else whole.least[part]
     return [
-        KVCache(c.packed if table is not None else c.packed[part], c.k_residual[part], c.v_residual[part], c.layout_id, c.block_tokens, row)
+        KVCache(
+            c.packed if table is not None else c.packed[part],
+            c.k_residual[part],
+            c.v_residual[part],
+            c.layout_id,
+            c.block_tokens,
+            row,
+            c.scales,
+        )
         for c in caches
     ]
 
@@ -249,6 +260,7 @@ def new_cache(
     pages: int | None,
     table: Tensor | None,
     device: torch.device,
+    scales: Tensor | None = None,
 ) -> KVCache:
     """An empty cache without workspaces; `module` advances its lengths.
 
@@ -267,14 +279,14 @@ def new_cache(
     else:
         rows, blocks = batch, _contiguous_blocks(spec, layout, max_len)
     sequences = Sequences(torch.zeros(batch, dtype=torch.int32, device=device), table, batch, max_len, module, spec.cache.rollback)
-    cache = _tensors(spec, layout, rows, blocks, sequences)
+    cache = _tensors(spec, layout, rows, blocks, sequences, scales)
     if cache.gpu is not None:
         sequences.call_order.follow(cache.gpu)  # other streams wait for the lengths and the workspace to be zero
     return cache
 
 
 @torch.inference_mode(False)
-def cache_like(spec: KernelSpec, layout: PackedLayout, other: KVCache) -> KVCache:
+def cache_like(spec: KernelSpec, layout: PackedLayout, other: KVCache, scales: Tensor | None = None) -> KVCache:
     """An empty cache whose sequences are those of `other`: another layer of the same model.
 
     Raises TypeError if `other` is no cache, ValueError if it has tokens, CacheMismatch if pages or blocks of the two layouts have different
@@ -298,7 +310,7 @@ def cache_like(spec: KernelSpec, layout: PackedLayout, other: KVCache) -> KVCach
         raise ValueError("the cache in like has tokens, which a new layer would lack: make all layers first, or call clear()")
     if other.block_table is None:
         blocks = _contiguous_blocks(spec, layout, other.max_len)
-    return _tensors(spec, layout, rows, blocks, other.sequences)
+    return _tensors(spec, layout, rows, blocks, other.sequences, scales)
 
 
 def _contiguous_blocks(spec: KernelSpec, layout: PackedLayout, max_len: int) -> int:
@@ -307,13 +319,13 @@ def _contiguous_blocks(spec: KernelSpec, layout: PackedLayout, max_len: int) -> 
     return min(blocks, window_places(spec, layout.tokens) or blocks)
 
 
-def _tensors(spec: KernelSpec, layout: PackedLayout, rows: int, blocks: int, sequences: Sequences) -> KVCache:
+def _tensors(spec: KernelSpec, layout: PackedLayout, rows: int, blocks: int, sequences: Sequences, scales: Tensor | None) -> KVCache:
     """The tensors of `rows` sequences or pages of `blocks` blocks each."""
     device, heads, dtype = sequences.lengths.device, spec.attention.kv_heads, torch_dtype(spec.attention.dtype)
     shape = (rows, heads, blocks, layout.block_bytes)
     residual = (sequences.batch, heads, residual_rows(spec, layout.tokens).rows, layout.head_dim)
     k, v = (torch.empty(residual, dtype=dtype, device=device) for _ in range(2))
-    return KVCache(new_bytes(math.prod(shape), device).view(shape), k, v, cache_id(spec, layout), layout.tokens, sequences)
+    return KVCache(new_bytes(math.prod(shape), device).view(shape), k, v, cache_id(spec, layout), layout.tokens, sequences, scales)
 
 
 def _page_table(batch: int, need: int, pages: int | None, table: Tensor | None, device: torch.device) -> tuple[Tensor, int]:

@@ -114,6 +114,7 @@ _SOME, _NOT_TOO_MANY = Field(min_length=1, max_length=MAX_WORKLOADS), BeforeVali
 Name = Annotated[StrictStr, Field(min_length=1, max_length=80, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 DType = Literal["float16", "bfloat16", "float32"]
 Axis = Literal["channel", "token"]
+Scale = Literal["dynamic", "tensor", "head", "channel"]
 CodeType = Literal["int", "e4m3", "e5m2"]
 _Bits = Annotated[Literal[2, 4, 8, 16], BeforeValidator(_integer)]
 _Heads = Annotated[StrictInt, Field(gt=0, le=4096)]
@@ -201,15 +202,22 @@ class QuantSpec(Model):
     """hadamard, or a mapping: tokens are rotated before they are stored, and the query or the output with them."""
     type: CodeType = "int"
     """Codes: integers, or floats with so many bits of exponent and mantissa."""
+    scale: Scale = "dynamic"
+    """dynamic: of each group, stored with it. tensor, head, channel: static ones, given with the cache, without groups and zeros."""
 
     @model_validator(mode="before")
     @classmethod
     def _implied(cls, given: Any) -> Any:
-        """A float type says how many bits a code has, and that it has no zero."""
+        """A float type says how many bits a code has, and that it has no zero; a static scale says the latter."""
         fields = given.kwargs if isinstance(given, ArgsKwargs) else given
-        if not isinstance(fields, Mapping) or fields.get("type", "int") == "int":
+        if not isinstance(fields, Mapping):
             return given
-        whole = {**rules.IMPLIED.get(str(fields["type"]), {"bits": 8}), **fields}  # of an unknown type, that is the mistake
+        implied: dict[str, Any] = {} if fields.get("scale", "dynamic") == "dynamic" else {"zero": False}
+        if fields.get("type", "int") != "int":
+            implied |= rules.IMPLIED.get(str(fields["type"]), {"bits": 8})  # of an unknown type, that is the mistake
+        if not implied:
+            return given
+        whole = {**implied, **fields}
         return ArgsKwargs(given.args, whole) if isinstance(given, ArgsKwargs) else whole
 
     @property
@@ -220,7 +228,17 @@ class QuantSpec(Model):
     @property
     def per_channel(self) -> bool:
         """Whether a group of tokens has a scale per channel."""
-        return self.quantized and self.axis == "channel"
+        return self.quantized and self.axis == "channel" and not self.static
+
+    @property
+    def per_token(self) -> bool:
+        """Whether a group of channels has a scale per token."""
+        return self.quantized and self.axis == "token" and not self.static
+
+    @property
+    def static(self) -> bool:
+        """Whether scales are given with the cache."""
+        return self.quantized and self.scale != "dynamic"
 
     def problems(self) -> Iterable[rules.Problem]:
         return rules.code_type(self)
@@ -351,8 +369,11 @@ class KernelSpec(Model):
                 data[operand]["rotate"]["block"] = quant.rotate.channels(self.attention.head_dim)
             if data[operand]["bits"] == 16:
                 data[operand] = {"bits": 16}
-            elif data[operand]["type"] == "int":
+                continue
+            if data[operand]["type"] == "int":
                 del data[operand]["type"]
+            for without in ("axis", "group") if quant.static else ("scale",):
+                del data[operand][without]
         return data
 
     @property

@@ -41,6 +41,10 @@ def code_type(spec: QuantSpec) -> Iterator[Problem]:
         yield ("bits",), f"codes of type {spec.type} have {implied['bits']} bits, not {spec.bits}: leave bits out"
     if implied and spec.zero:
         yield ("zero",), f"codes of type {spec.type} have a scale and no zero: leave zero out"
+    elif spec.scale != "dynamic" and spec.zero:
+        yield ("zero",), f"a static scale ({spec.scale}) has no zero: leave zero out"
+    if spec.scale != "dynamic" and not spec.quantized:
+        yield ("scale",), f"a scale is for codes, and there are none with {spec.bits} bits"
 
 
 def key(spec: KeySpec) -> Iterator[Problem]:
@@ -89,11 +93,11 @@ def kernel(spec: KernelSpec) -> Iterator[Problem]:
 
 def _group(label: str, quant: QuantSpec, spec: KernelSpec) -> Iterator[Problem]:
     dim, page = spec.attention.head_dim, spec.cache.page
-    if quant.quantized and quant.axis == "token" and dim % quant.group:
+    if quant.per_token and dim % quant.group:
         yield (label, "group"), f"{label}.group ({quant.group}) must divide head_dim ({dim}) when the axis is token"
-    if quant.quantized and quant.axis == "channel" and quant.group % TOKEN_STEP:
+    if quant.per_channel and quant.group % TOKEN_STEP:
         yield (label, "group"), f"{label}.group ({quant.group}) must be a multiple of {TOKEN_STEP} tokens when the axis is channel"
-    if quant.quantized and quant.axis == "channel" and page is not None and page % quant.group:
+    if quant.per_channel and page is not None and page % quant.group:
         yield ("cache", "page"), f"page ({page}) must be a multiple of {label}.group ({quant.group}): a page holds whole groups"
 
 

@@ -20,6 +20,7 @@ import torch
 from kvgen._machine import available_bytes
 from kvgen.format.residual import residual_rows, window_places
 from kvgen.format.rotation import rotate, rotate_back
+from kvgen.format.scales import trial_scales
 from kvgen.runtime.calls import Variant
 from kvgen.runtime.kvcache import KVCache
 from kvgen.verify.data import learned_sinks, normal
@@ -113,7 +114,8 @@ class FilledCache:
             torch.cat([residual[sequences][:, :, held], rotate(new[sequences, : tokens - len(held)], op.rotation).transpose(1, 2)], 2)
             for residual, new, op in ((self.cache.k_residual, k, self.layout.key), (self.cache.v_residual, v, self.layout.value))
         )
-        return pack_blocks(self.layout, *blocks)
+        scales = self.cache.scales
+        return pack_blocks(self.layout, *blocks, None if scales is None else scales[:, :, None])
 
     def attend(self, q: torch.Tensor, lengths: Sequence[int], new: Pair | None = None, sequences: Sequence[int] | None = None) -> Pair:
         """Attention in fp64 of q [rows, q_len, q_heads, head_dim] over `lengths` tokens of `sequences` (all, in order, by default).
@@ -238,8 +240,8 @@ class SparseCache(FilledCache):
     def _pattern(self, variant: Variant) -> Pattern:
         whole, tokens = pattern_of(variant, self.device), variant.layout.tokens
         count = min(len(whole.packed), self.MARKS)
-        zero = block_of_zeros(variant, self.device).expand_as(whole.packed[:1])
-        nothing = (x.transpose(0, 1).flatten(1, 2) for x in unpack_blocks(variant.layout, zero, variant.dtype))
+        zero, scales = block_of_zeros(variant, self.device).expand_as(whole.packed[:1]), of_heads(variant, self.device)
+        nothing = (x.transpose(0, 1).flatten(1, 2) for x in unpack_blocks(variant.layout, zero, variant.dtype, scales))
         k, v = (torch.cat([x[:, : count * tokens], none], 1) for x, none in zip((whole.k, whole.v), nothing, strict=True))
         return Pattern(torch.cat([whole.packed[:count], zero]), k, v)
 
@@ -295,9 +297,17 @@ def pattern_of(variant: Variant, device: torch.device) -> Pattern:
         cache = variant.new_cache(1, tokens if page is None else max(tokens, page), device)
         variant.prefill(cache, inputs.k.to(device), inputs.v.to(device))
         blocks = cache.packed.transpose(1, 2).flatten(0, 1)[:count].contiguous()
-        return Pattern(blocks, *(x.transpose(0, 1).flatten(1, 2) for x in unpack_blocks(layout, blocks, variant.dtype)))
+        return Pattern(
+            blocks, *(x.transpose(0, 1).flatten(1, 2) for x in unpack_blocks(layout, blocks, variant.dtype, of_heads(variant, device)))
+        )
 
     return kept(_patterns, (variant.spec.format_id, layout.id, device), 2, packed)
+
+
+def of_heads(variant: Variant, device: torch.device) -> torch.Tensor | None:
+    """Static scales of a variant's caches for K and V [..., kv_heads, tokens, head_dim]."""
+    scales = trial_scales(variant.spec, device)
+    return None if scales is None else scales[:, :, None]
 
 
 def kept(store: dict[object, T], key: object, most: int, make: Callable[[], T]) -> T:
@@ -334,19 +344,20 @@ def reserved(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> 
     return torch.frombuffer(room, dtype=dtype).view(tuple(shape))
 
 
-def reserved_blocks(shape: Sequence[int], variant: Variant, device: torch.device) -> torch.Tensor:
-    """`reserved` packed blocks of zeros, uint8 [..., block_bytes]."""
-    blocks, zero = reserved(shape, torch.uint8, device), block_of_zeros(variant, device)
+def reserved_blocks(shape: Sequence[int], variant: Variant, device: torch.device, *, exact: bool = False) -> torch.Tensor:
+    """`reserved` packed blocks, each `block_of_zeros`: uint8 [..., block_bytes]."""
+    blocks, zero = reserved(shape, torch.uint8, device), block_of_zeros(variant, device, exact=exact)
     if bool(zero.any()):
         blocks[:] = zero
     return blocks
 
 
-def block_of_zeros(variant: Variant, device: torch.device) -> torch.Tensor:
-    """A packed block of zeros, uint8 [block_bytes]. On the CPU it is zero bytes, whose codes may be others, of scale 0. A GPU's kernels may
-    compute with another scale where that is 0, so that codes must be the right ones.
+def block_of_zeros(variant: Variant, device: torch.device, *, exact: bool = False) -> torch.Tensor:
+    """A packed block of zeros, uint8 [block_bytes]. On the CPU it is zero bytes, whose codes may be others, of scale 0: with static scales
+    other numbers, unless it must be `exact`. A GPU's kernels may compute with another scale where that is 0, so codes must be the right
+    ones.
     """
-    if device.type == "cpu":
+    if device.type == "cpu" and not (exact and any(op.static for op in variant.layout.operands)):
         return torch.zeros(variant.layout.block_bytes, dtype=torch.uint8)
     nothing = torch.zeros(variant.layout.tokens, variant.layout.head_dim, dtype=variant.dtype, device=device)
-    return pack_blocks(variant.layout, nothing, nothing)
+    return pack_blocks(variant.layout, nothing, nothing, torch.ones(2, 1, device=device))

@@ -16,6 +16,8 @@ BOOST_BITS = 4
 FLOATS = {"e4m3": (4, 3, 448.0), "e5m2": (5, 2, 57344.0)}
 """Bits of exponent and mantissa, and the largest finite number (OCP 8-bit floating point; e5m2 has infinities, e4m3 none)."""
 
+Scales = tuple[torch.Tensor, torch.Tensor] | torch.Tensor
+"""Of K and of V, each shaped to be broadcast to it."""
 Quant = QuantSpec | Operand
 """Parameters of a quantization: those of a spec, or of a layout."""
 
@@ -23,6 +25,8 @@ Quant = QuantSpec | Operand
 @dataclass(frozen=True)
 class Quantized:
     """Codes and parameters of x [..., tokens, head_dim].
+
+    Of static scales `scale` is what was given, float32, shaped to be broadcast to x.
 
     `codes` are unsigned fields, uint8 [..., tokens, head_dim]: a symmetric code q is the field q + 2^(bits-1), a float its bits. `scale`
     and `zero` (None where symmetric) are in their storage type, [..., tokens / group, head_dim] for axis channel and
@@ -46,8 +50,8 @@ def store(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return value.clamp(-limit, limit).to(dtype)
 
 
-def quantize(x: torch.Tensor, quant: Quant, boost: BoostSpec | None = None) -> Quantized:
-    """Quantize x [..., tokens, head_dim] (float16, bfloat16 or float32; all values finite).
+def quantize(x: torch.Tensor, quant: Quant, boost: BoostSpec | None = None, scale: torch.Tensor | None = None) -> Quantized:
+    """Quantize x [..., tokens, head_dim] (float16, bfloat16 or float32; all values finite), by a static `scale` where the format has one.
 
     Raises ValueError if a group does not divide its extent or x has a value that is not finite.
     """
@@ -55,6 +59,12 @@ def quantize(x: torch.Tensor, quant: Quant, boost: BoostSpec | None = None) -> Q
         raise ValueError(f"{quant.bits} bits are not quantized")
     if not torch.isfinite(x).all():
         raise ValueError("cannot quantize values that are not finite")
+    if quant.static:
+        assert scale is not None
+        if quant.type in FLOATS:
+            return Quantized(float_codes(x.float(), scale, quant.type), scale, None)
+        middle = 2 ** (quant.bits - 1)
+        return Quantized((divide(x.float(), scale).clamp(1 - middle, middle - 1) + middle).to(torch.uint8), scale, None)
     grouped = _grouped(x.float(), quant)
     boosted = None
     if boost is not None and boost.fraction > 0:
@@ -116,6 +126,8 @@ def float_codes(x: torch.Tensor, scale: torch.Tensor, kind: str) -> torch.Tensor
 
 def spread(param: torch.Tensor, quant: Quant) -> torch.Tensor:
     """A parameter per group as one per element: [..., tokens, head_dim]."""
+    if quant.static:
+        return param
     return param.repeat_interleave(quant.group, dim=-2 if quant.axis == "channel" else -1)
 
 
@@ -155,13 +167,13 @@ def _grouped(x: torch.Tensor, quant: Quant) -> torch.Tensor:
 OPERANDS: tuple[Which, Which] = ("key", "value")
 
 
-def pack_blocks(layout: PackedLayout, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+def pack_blocks(layout: PackedLayout, k: torch.Tensor, v: torch.Tensor, scales: Scales | None = None) -> torch.Tensor:
     """Quantize and pack whole blocks: k, v [..., layout.tokens, head_dim] in the cache's dtype to uint8 [..., block_bytes].
 
-    Padding is zero. Raises ValueError for another shape, dtype or a value that is not finite.
+    `scales` are static ones of K and of V. Padding is zero. Raises ValueError for another shape, dtype or a value that is not finite.
     """
     packed = torch.zeros((*k.shape[:-2], layout.block_bytes), dtype=torch.uint8, device=k.device)
-    for which, x in zip(OPERANDS, (k, v), strict=True):
+    for which, x, scale in zip(OPERANDS, (k, v), scales if scales is not None else (None, None), strict=True):
         if x.shape[-2:] != (layout.tokens, layout.head_dim):
             raise ValueError(f"expected blocks of [{layout.tokens}, {layout.head_dim}], got {tuple(x.shape[-2:])}")
         if x.element_size() != layout.param_bytes:
@@ -171,7 +183,7 @@ def pack_blocks(layout: PackedLayout, k: torch.Tensor, v: torch.Tensor) -> torch
             _write(packed, code_bits(layout, which) // 8, x)
             continue
         boost = layout.key.boost if which == "key" else None
-        q = quantize(x, op, BoostSpec(fraction=boost.channels / layout.head_dim, select=boost.select) if boost else None)
+        q = quantize(x, op, BoostSpec(fraction=boost.channels / layout.head_dim, select=boost.select) if boost else None, scale)
         codes = q.codes
         if q.boosted is not None:  # the upper two bits of a boosted channel lie apart, beside its number
             index = q.boosted.nonzero()[:, -1].reshape(*q.boosted.shape[:-1], -1)  # ascending: nonzero goes row by row
@@ -179,30 +191,34 @@ def pack_blocks(layout: PackedLayout, k: torch.Tensor, v: torch.Tensor) -> torch
             _write_codes(packed, boost_bits(layout), 2, (codes >> 2).gather(-1, index.repeat_interleave(op.group, dim=-2)))
             codes = codes & 3
         _write_codes(packed, code_bits(layout, which), op.bits, codes)
-        for offsets, param in zip(param_offsets(layout, which), (q.scale, q.zero), strict=False):
+        for offsets, param in zip(param_offsets(layout, which), (q.scale, q.zero), strict=False):  # none of a static scale
             assert param is not None
             _write(packed, offsets, param)
     return packed
 
 
-def unpack_blocks(layout: PackedLayout, packed: torch.Tensor, dtype: torch.dtype = torch.float16) -> tuple[torch.Tensor, torch.Tensor]:
-    """Dequantized K and V, fp64 [..., tokens, head_dim], of blocks uint8 [..., block_bytes].
+def unpack_blocks(
+    layout: PackedLayout, packed: torch.Tensor, dtype: torch.dtype = torch.float16, scales: Scales | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Dequantized K and V, fp64 [..., tokens, head_dim], of blocks uint8 [..., block_bytes]. `scales`: as in `pack_blocks`.
 
     `dtype` is the cache's; it distinguishes 16-bit formats if K or V is not quantized.
     """
     k, v = (
-        dequantize(read_codes(layout, which, packed), layout.operand(which))
+        dequantize(read_codes(layout, which, packed, scale), layout.operand(which))
         if layout.operand(which).quantized
         else _read(packed, code_bits(layout, which) // 8, dtype).double()
-        for which in OPERANDS
+        for which, scale in zip(OPERANDS, scales if scales is not None else (None, None), strict=True)
     )
     return k, v
 
 
-def read_codes(layout: PackedLayout, which: Which, packed: torch.Tensor) -> Quantized:
-    """Codes and params in blocks of a quantized operand."""
+def read_codes(layout: PackedLayout, which: Which, packed: torch.Tensor, scale: torch.Tensor | None = None) -> Quantized:
+    """Codes and params in blocks of a quantized operand; `scale` is its static one, which codes do not depend on."""
     op, kept = layout.operand(which), param_dtype(torch.float32 if layout.param_bytes == 4 else torch.float16)
     params = [_read(packed, offsets, kept) for offsets in param_offsets(layout, which)]
+    if op.static:
+        params = [torch.ones(1, device=packed.device) if scale is None else scale]
     q = Quantized(_read_codes(packed, code_bits(layout, which), op.bits), params[0], params[1] if op.zero else None)
     if not op.boost:
         return q

@@ -12,9 +12,11 @@ from typing import Any
 
 import torch
 
+from kvgen.format.calibration import calibrated_scales
 from kvgen.format.layout import PackedLayout, Rotation, rotation_of
 from kvgen.format.residual import residual_rows
 from kvgen.format.rotation import rotate, rotate_back
+from kvgen.format.scales import static_scales, trial_scales
 from kvgen.format.sizes import usual_block
 from kvgen.spec import KernelSpec
 from kvgen.verify.data import Inputs, learned_sinks, normal, structured
@@ -110,11 +112,15 @@ class WholeSequences:
     back as appended. A rotated operand is rotated before all of that.
     """
 
-    def __init__(self, spec: KernelSpec, block: int, k: torch.Tensor, v: torch.Tensor) -> None:
-        """`block` is the residual block size N_r in tokens. Raises ValueError if a group does not divide it."""
+    def __init__(self, spec: KernelSpec, block: int, k: torch.Tensor, v: torch.Tensor, scales: torch.Tensor | None = None) -> None:
+        """`block` is the residual block size N_r in tokens, `scales` static ones, `trial_scales` where None. Raises ValueError if a group
+        does not divide it.
+        """
         self.spec, self.raw, self.rows = spec, (k, v), residual_rows(spec, block)
+        self.scales = scales if scales is not None else trial_scales(spec, k.device)
         self.rotations = tuple(rotation_of(quant, spec.attention.head_dim) for quant in (spec.key, spec.value))
-        self._read = tuple(self._read_back(x, quant) for x, quant in zip(self.held, (spec.key, spec.value), strict=True))
+        each = (None, None) if self.scales is None else self.scales[:, :, None, None]
+        self._read = tuple(self._read_back(*one) for one in zip(self.held, (spec.key, spec.value), each, strict=True))
 
     @property
     def held(self) -> Pair:
@@ -124,7 +130,8 @@ class WholeSequences:
 
     def packed(self, layout: PackedLayout) -> torch.Tensor:
         """All whole blocks: uint8 [batch, kv_heads, blocks, block_bytes]."""
-        return pack_blocks(layout, *(to_blocks(x[:, self.rows.sink :], layout.tokens) for x in self.held))
+        k, v = (to_blocks(x[:, self.rows.sink :], layout.tokens) for x in self.held)
+        return pack_blocks(layout, k, v, None if self.scales is None else self.scales[:, :, None, None])
 
     def seen(self, packed_upto: Sequence[int], rounded: torch.dtype | None = None) -> Pair:
         """K and V in fp64 as attention sees them, with the blocks quantized that are due at lengths [batch], and rotated back.
@@ -176,12 +183,12 @@ class WholeSequences:
         other.raw = (torch.where(draft, -self.raw[0], self.raw[0]), torch.where(draft, -self.raw[1], self.raw[1]))
         return other
 
-    def _read_back(self, x: torch.Tensor, quant: Any) -> torch.Tensor:
+    def _read_back(self, x: torch.Tensor, quant: Any, scale: torch.Tensor | None) -> torch.Tensor:
         """K or V with all whole blocks quantized, fp64."""
         if quant.bits == 16:
             return x.double()
         blocks = to_blocks(x[:, self.rows.sink :], self.rows.block)
-        read = from_blocks(dequantize(quantize(blocks, quant, getattr(quant, "boost", None)), quant))
+        read = from_blocks(dequantize(quantize(blocks, quant, getattr(quant, "boost", None), scale), quant))
         sink, end = self.rows.sink, self.rows.sink + read.shape[1]
         return torch.cat([x[:, :sink].double(), read, x[:, end:].double()], 1)
 
@@ -220,7 +227,8 @@ def quality(spec: KernelSpec, inputs: Inputs, block: int | None = None) -> Quali
     """Errors of the spec's format on these inputs, packed in blocks of `block` tokens (the usual ones); sinks are taken as 0."""
     att, batch, tokens = spec.attention, *inputs.k.shape[:2]
     how: dict[str, Any] = {"softcap": att.softcap, "window": att.window, "sinks": torch.zeros(att.q_heads) if att.sinks else None}
-    k, v = WholeSequences(spec, block or usual_block(spec), inputs.k, inputs.v).seen([tokens] * batch)
+    scales = static_scales(spec, *calibrated_scales(spec, inputs.k, inputs.v), inputs.k.device)
+    k, v = WholeSequences(spec, block or usual_block(spec), inputs.k, inputs.v, scales).seen([tokens] * batch)
     out, want = (attend(inputs.q, *pair, **how)[0] for pair in ((k, v), (inputs.k, inputs.v)))
     found, right = (weights(inputs.q, one, **how) for one in (k, inputs.k))
     cosine = torch.cosine_similarity(out, want, dim=-1)

@@ -15,6 +15,7 @@ import torch
 from kvgen.errors import CheckError
 from kvgen.format.residual import first_held
 from kvgen.format.rotation import rotate, rotate_back
+from kvgen.format.scales import trial_scales
 from kvgen.runtime.kvcache import KVCache
 from kvgen.spec import KernelSpec
 from kvgen.verify.calls import NAN_BYTE, CallCheck, Pair, query_lengths
@@ -58,7 +59,13 @@ class LongPrompt(CallCheck):
             sink, rest = (part.expand(heads, -1, -1) for part in torch.split(tokens[: self.unpacked], [cache_spec.sink, cache_spec.local]))
             given.append(torch.cat([sink, pieces[-1][order].flatten(1, 2), rest], 1).transpose(0, 1)[None])
         self._prompt, self._order = (given[0], given[1]), order
-        self._packed = pack_blocks(self.layout, *(rotate(x, op.rotation) for x, op in zip(pieces, self.layout.operands, strict=True)))
+        self._scales = trial_scales(self.spec, self.device)
+        if self._scales is not None:
+            self._scales = self._scales[:, :, None, None]
+        self._heads = torch.arange(heads if self._scales is not None else 1, device=self.device).unsqueeze(1)
+        """Every head has other codes where its static scales are others."""
+        stored = (rotate(x, op.rotation).expand(len(self._heads), -1, -1, -1) for x, op in zip(pieces, self.layout.operands, strict=True))
+        self._packed = pack_blocks(self.layout, *stored, self._scales)
 
     def run(self) -> None:
         """Raises CheckError at the first wrong number."""
@@ -68,13 +75,13 @@ class LongPrompt(CallCheck):
         cache.packed = reserved(cache.packed.shape, torch.uint8, self.device)  # zeros, so that equal blocks have equal padding
         self.variant.prefill(cache, *self.laid_out(given, 1))
         first = first_held(self.spec, block, given[0].shape[1])
-        blocks, want = packed_blocks(self, cache, count)[0, :, first:count], packed[order[:, first:]]
+        blocks, want = packed_blocks(self, cache, count)[0, :, first:count], packed[self._heads, order[:, first:]]
         if not torch.equal(blocks, want):
             self.same_codes("of a long prompt", blocks, want)
-        read = unpack_blocks(self.layout, packed, given[0].dtype)
+        read = unpack_blocks(self.layout, packed, given[0].dtype, self._scales)
         for name, got, pieces_read, op in zip(("K", "V"), self.variant.unpack(cache), read, self.layout.operands, strict=True):
             mine = got[0, cache_spec.sink + first * block : cache_spec.sink + count * block].transpose(0, 1)
-            exact = rotate_back(pieces_read.to(given[0].dtype), op.rotation)[order[:, first:]].flatten(1, 2)
+            exact = rotate_back(pieces_read.to(given[0].dtype), op.rotation)[self._heads, order[:, first:]].flatten(1, 2)
             if not torch.equal(mine, exact):
                 self.comparison.sequences("unpack", f"unpacked {name} of a long prompt", mine, exact.double())
 
@@ -279,7 +286,7 @@ class Crowd(SizeCheck):
         one = self.variant.new_cache(1, longest, self.device)
         batch = max(LEAST_CROWD, min(CROWD, most_reserved(self.device) // one.nbytes))
         cache = self.variant.new_cache(batch, longest, self.device)
-        cache.packed = reserved_blocks(cache.packed.shape, self.variant, self.device)
+        cache.packed = reserved_blocks(cache.packed.shape, self.variant, self.device, exact=True)
         cache.k_residual, cache.v_residual = (reserved(cache.k_residual.shape, self.variant.dtype, self.device) for _ in range(2))
         if cache.block_table is not None:
             cache.block_table.copy_(cache.block_table.flip(0, 1))

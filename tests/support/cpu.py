@@ -30,6 +30,8 @@ def spec_of(
     """A spec in short words: `4c32` is 4 bits per channel in groups of 32, `8t16s` 8 bits per token, symmetric, `e4m3t64` floats;
     `16` is plain.
 
+    `8@head` has a static scale per head.
+
     `2c64+8range` boosts an eighth of the channels, chosen by their range (`+8mean_abs`, `+8static`). `4t64~32` is rotated in blocks of 32
     after signs, `4t64~32u` without them.
     """
@@ -50,6 +52,9 @@ def _quant(words: str) -> dict[str, Any]:
     words, _, block = words.partition("~")
     rotate = {"rotate": {"block": int(block.rstrip("u")), "signs": not block.endswith("u")}} if block else {}
     words, _, boosted = words.partition("+")
+    if "@" in words:
+        code, scale = words.split("@")
+        return {**({"bits": int(code)} if code.isdigit() else {"type": code}), "scale": scale, **rotate}
     code, axis, group, symmetric = re.fullmatch(r"(\d|e\dm\d)([ct])(\d+)(s?)", words).groups()  # type: ignore[union-attr]
     quant = {"axis": "channel" if axis == "c" else "token", "group": int(group), **rotate}
     quant |= {"bits": int(code), "zero": not symmetric} if code.isdigit() else {"type": code}

@@ -144,25 +144,31 @@ class KvgenCache(Cache):
         batch: int,
         max_len: int,
         device: torch.device | str | None = None,
+        scales: Sequence[tuple[Any, Any]] | None = None,
     ) -> None:
         """Empty, for `batch` sequences (with beams: all of them) of up to `max_len` tokens each, padding not counted.
 
         `config` is the model's own (`model.config`). `spec` is a format for all layers, by layer type, or one for each layer, as
         `layer_specs` takes them. Kernels are fetched as `kvgen.get_kernel` does: what was not tuned warns. `device` is the GPU that holds
         all layers, by default the current one. It does not choose the kernels: for a model on the CPU, put `arch: cpu` into the spec.
+        `scales` are those of K and of V of every layer, where formats have static ones, as `kvgen.load_scales` gives them.
 
-        Raises as `layer_specs` and `get_kernel` do, ValueError where layers differ in `cache.rollback` and where `device` and `arch`
-        disagree, ToolchainMissing for a GPU that does not exist.
+        Raises as `layer_specs` and `get_kernel` do, ValueError where layers differ in `cache.rollback`, where `device` and `arch`
+        disagree and on wrong scales, ToolchainMissing for a GPU that does not exist.
         """
         specs = layer_specs(config, spec, batch=batch, max_len=max_len)
         rollbacks = sorted({each.cache.rollback for each in specs})
         if len(rollbacks) > 1:
             raise ValueError(f"the layers of a model are cropped together: cache.rollback must be one number, not {rollbacks}")
+        if scales is not None and len(scales) != len(specs):
+            raise ValueError(f"the model has {len(specs)} layers, and scales of {len(scales)} were given")
+        given: Sequence[tuple[Any, Any] | None] = [None] * len(specs) if scales is None else scales
         groups: dict[KernelSpec, LayerGroup] = {}
         for each in dict.fromkeys(specs):
             kernel = get_kernel(each)
-            first = kernel.new_cache(batch, max_len, device=device)
-            groups[each] = LayerGroup(kernel, [first, *(kernel.new_cache(like=first) for _ in range(specs.count(each) - 1))])
+            own, *others = (pair for one, pair in zip(specs, given, strict=True) if one == each)
+            first = kernel.new_cache(batch, max_len, device=device, scales=own)
+            groups[each] = LayerGroup(kernel, [first, *(kernel.new_cache(like=first, scales=pair) for pair in others)])
         self._fill(config.get_text_config(decoder=True), Passes([groups[each] for each in specs]))
 
     def _fill(self, config: Any, passes: Passes) -> None:

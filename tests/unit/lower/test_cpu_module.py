@@ -35,6 +35,8 @@ FORMATS = {
     "e4m3-per-token": spec_of(k="e4m3t32", v="e4m3t16", q_len=2),
     "e5m2-per-channel-bfloat16": spec_of(dim=80, dtype="bfloat16", k="e5m2c32", v="e5m2c16", page=64),
     "e4m3-float32": spec_of(dtype="float32", k="e4m3c48", v="4t4"),
+    "static-int": spec_of(k="4@channel~64", v="8@head", page=64, q_len=2, cache={"local": 20, "rollback": 4}),
+    "static-e4m3-bfloat16": spec_of(dim=80, dtype="bfloat16", k="e4m3@tensor", v="4t16"),
     "rollback-window": spec_of(k="8c32s", window=70, softcap=20.0, sinks=True, page=32, cache={"local": 33, "rollback": 5}),
 }
 
@@ -144,7 +146,7 @@ def test_the_module_refuses_wrong_tensors_in_one_sentence() -> None:
         (1, behind(cache.packed, 2), "attend: packed must start at a multiple of 4 bytes"),
         (10, behind(good[10], 1), "attend: workspace must start at a multiple of 4 bytes"),
         (5, torch.zeros(2, 2, dtype=torch.int32), "block_table must be none: this kernel was built for a contiguous cache"),
-        (6, cache.lengths, "residual_slots must be none: residuals lie in the order of sequences"),
+        (6, cache.lengths, "scales must be none: blocks hold them"),
         (9, torch.zeros(4), "attend: sinks must be none: this kernel has no learned sinks"),
         (13, 0.5, "attend: max_len must be an int"),
     ):

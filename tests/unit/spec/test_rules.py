@@ -43,6 +43,13 @@ def changed(changes: dict[str, Any]) -> dict[str, Any]:
         ({**PAGED, "cache.page": 48}, "cache.page", r"page \(48\) must be a multiple of key.group \(32\)", {**PAGED, "cache.page": 96}),
         ({**PAGED, **PER_TOKEN, "cache.page": 40}, "cache.page", "must be a multiple of 16", {**PAGED, **PER_TOKEN, "cache.page": 48}),
         (PAGED, "cache.page", "a paged cache needs", {**PAGED, "cache.page": 64}),
+        (
+            {"key.scale": "head", "key.zero": True},
+            "key.zero",
+            r"a static scale \(head\) has no zero",
+            {"key.scale": "head", "key.group": 5},
+        ),
+        ({"value.bits": 16, "value.scale": "tensor"}, "value.scale", "there are none with 16 bits", {"value.scale": "tensor"}),
         ({"cache.page": 64}, "cache.page", "the layout is contiguous", {**PAGED, "cache.page": 64}),
         ({BOOST: 0.25}, BOOST, "but key.bits is 4", {**KEY2, BOOST: 0.25}),
         ({**KEY2, **PER_TOKEN, BOOST: 0.25}, BOOST, "key.axis must be channel", {**KEY2, **PER_TOKEN, BOOST: 0.0}),

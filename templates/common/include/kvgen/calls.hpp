@@ -14,11 +14,12 @@ struct Variant {
   int block;          // tokens per block (N_r)
   int residual_rows;  // rows of the residual tensors (kvgen/format.hpp)
   int64_t block_bytes;
-  int page_blocks;   // blocks per page; 0 where the cache is contiguous
-  DLDataType dtype;  // of q, k, v, the residual and the output
-  int device_type;   // kDLCPU, kDLCUDA
-  int row_align;     // bytes at whose multiples rows and blocks must start; 1 where any will do
-  bool sinks;        // whether a learned logit per query head joins the denominator
+  int page_blocks;             // blocks per page; 0 where the cache is contiguous
+  DLDataType dtype;            // of q, k, v, the residual and the output
+  int device_type;             // kDLCPU, kDLCUDA
+  int row_align;               // bytes at whose multiples rows and blocks must start; 1 where any will do
+  bool sinks;                  // whether a learned logit per query head joins the denominator
+  bool static_scales = false;  // whether scales come with the cache
 };
 
 struct Call : Args {
@@ -42,12 +43,12 @@ struct Call : Args {
 
 constexpr int kCacheArgs = 6;
 
-// Arguments i.. : packed, k_residual, v_residual, lengths, block_table?, residual_slots?; `packed` lies in one run of memory unless it is
-// `rows`. residual_slots is reserved for an index from sequence to residual.
+// Arguments i.. : packed, k_residual, v_residual, lengths, block_table?, scales?; `packed` lies in one run of memory unless it is `rows`.
 struct Cache {
   View<4> packed, k_residual, v_residual;
   View<1> lengths;
   View<2> block_table;  // empty for contiguous caches
+  View<3> scales;       // static ones of K and of V; empty where blocks hold them
   int64_t batch;
   int64_t blocks;  // blocks that a sequence can hold
   int64_t pages;
@@ -64,7 +65,9 @@ struct Cache {
       fail("ValueError",
            paged ? "a paged cache needs block_table" : "block_table must be none: this kernel was built for a contiguous cache");
     if (paged) block_table = call.tensor<2>(i + 4, "block_table", kInt32, {batch, kAny}, Memory::strided);
-    if (call.given(i + 5)) fail("ValueError", "residual_slots must be none: residuals lie in the order of sequences");
+    if (call.given(i + 5) != v.static_scales)
+      fail("ValueError", v.static_scales ? "this kernel needs the static scales of the cache" : "scales must be none: blocks hold them");
+    if (v.static_scales) scales = call.tensor<3>(i + 5, "scales", kFloat32, {2, kv_heads, v.head_dim}, Memory::contiguous);
     pages = paged ? packed.size[0] : 0;
     blocks = paged ? block_table.size[1] * v.page_blocks : packed.size[2];
   }

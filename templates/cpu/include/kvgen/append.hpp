@@ -17,10 +17,11 @@ struct Quantizer {
   using Element = typename C::Element;
   using Param = typename C::Param;
 
-  // Packs the tokens 0 .. C::kTokens - 1 that row(token) points to.
+  // Packs the tokens 0 .. C::kTokens - 1 that row(token) points to. `scales`: static ones of the head.
   template <class Row>
-  static void pack(uint8_t* block, Row row) {
-    if constexpr (Code::quantized) {
+  static void pack(uint8_t* block, const float* scales, Row row) {
+    const uint8_t* params = Op::source(block, scales);
+    if constexpr (Code::quantized && !kStatic<Info>) {
       if constexpr (Info::kPerChannel)
         channel_params(block, row);
       else
@@ -30,11 +31,11 @@ struct Quantizer {
       uint8_t* subtile = subtile_of(block, token);
       for (int tile = 0; tile < Op::row_extent / kLanes; ++tile) {
         if constexpr (Info::kRowsAreTokens && C::kBoosted > 0)
-          boosted_codes_of_tokens(block, subtile, token, tile, row);
+          boosted_codes_of_tokens(params, subtile, token, tile, row);
         else if constexpr (Info::kRowsAreTokens)
-          codes_of_tokens(block, subtile, token, tile, row);
+          codes_of_tokens(params, subtile, token, tile, row);
         else
-          codes_of_channels(block, subtile, token, tile, row);
+          codes_of_channels(params, subtile, token, tile, row);
       }
     }
   }
@@ -181,10 +182,12 @@ struct Append {
     if (index < CacheView<C>::Places::first(Residual::packed_blocks(after))) return;  // later blocks take its place
     uint8_t* block = cache.block(batch, head, index);
     pack_operand<typename C::Key>(
-        block, [&](int t) -> const Element* { return first + t < length ? cache.k_row(batch, head, first + t) : fresh(k, first + t); },
+        block, cache.key_scales(head),
+        [&](int t) -> const Element* { return first + t < length ? cache.k_row(batch, head, first + t) : fresh(k, first + t); },
         static_cast<int>(length - first));
     pack_operand<typename C::Value>(
-        block, [&](int t) -> const Element* { return first + t < length ? cache.v_row(batch, head, first + t) : fresh(v, first + t); },
+        block, cache.value_scales(head),
+        [&](int t) -> const Element* { return first + t < length ? cache.v_row(batch, head, first + t) : fresh(v, first + t); },
         static_cast<int>(length - first));
   }
 
@@ -201,7 +204,7 @@ struct Append {
 
   // Packs K or V of a block; tokens from `held` on are the caller's, which are rotated first.
   template <class Op, class Row>
-  static void pack_operand(uint8_t* block, Row row, int held) {
+  static void pack_operand(uint8_t* block, const float* scales, Row row, int held) {
     if constexpr (kRotated<Op>) {
       std::vector<Element> rotated(static_cast<size_t>(C::kTokens) * C::kHeadDim);
       for (int t = 0; t < C::kTokens; ++t)
@@ -209,9 +212,9 @@ struct Append {
           std::memcpy(&rotated[t * C::kHeadDim], row(t), sizeof(Element) * C::kHeadDim);
         else
           rotate_row<Rotation<Op>, C::kHeadDim>(row(t), &rotated[t * C::kHeadDim]);
-      Quantizer<C, Op>::pack(block, [&](int t) -> const Element* { return &rotated[t * C::kHeadDim]; });
+      Quantizer<C, Op>::pack(block, scales, [&](int t) -> const Element* { return &rotated[t * C::kHeadDim]; });
     } else {
-      Quantizer<C, Op>::pack(block, row);
+      Quantizer<C, Op>::pack(block, scales, row);
     }
   }
 
@@ -230,15 +233,15 @@ struct Append {
 
 // Dequantized tokens of one block, in `dtype`, to rows of k and v.
 template <class C>
-inline void unpack_block(const uint8_t* block, const ffi::View<4>& k, const ffi::View<4>& v, int64_t batch, int64_t head,
-                         int64_t position) {
+inline void unpack_block(const CacheView<C>& cache, const uint8_t* block, const ffi::View<4>& k, const ffi::View<4>& v, int64_t batch,
+                         int64_t head, int64_t position) {
   using Element = typename C::Element;
   using Values = Operand<C, typename C::Value>;
   alignas(64) float floats[(C::kHeadDim > C::kSubtile ? C::kHeadDim : C::kSubtile) * kLanes];
   for (int token = 0; token < C::kTokens; token += C::kSubtile) {
     const uint8_t* subtile = block + C::kHeaderBytes + token / C::kSubtile * C::kSubtileBytes;
     for (int tile = 0; tile < C::kSubtile / kLanes; ++tile) {
-      expand_keys<C>(block, subtile, token, tile, floats);
+      expand_keys<C>(block, cache.key_scales(head), subtile, token, tile, floats);
       for (int c = 0; c < C::kHeadDim; c += kLanes) {
         F32 square[kLanes];
         for (int i = 0; i < kLanes; ++i) square[i] = load<F32>(floats + (c + i) * kLanes);
@@ -248,7 +251,7 @@ inline void unpack_block(const uint8_t* block, const ffi::View<4>& k, const ffi:
       }
     }
     for (int tile = 0; tile < C::kHeadDim / kLanes; ++tile) {
-      Values::expand(block, subtile, token, tile, floats);
+      Values::expand(Values::source(block, cache.value_scales(head)), subtile, token, tile, floats);
       for (int t = 0; t < C::kSubtile; ++t)
         store_floats<Element>(row_of<Element>(v, batch, position + token + t, head) + tile * kLanes, load<F32>(floats + t * kLanes));
     }

@@ -33,6 +33,10 @@ struct CacheView {
     return Places::first(Residual::packed_blocks(static_cast<int>(std::min<int64_t>(length + Residual::kRollback, INT32_MAX))));
   }
 
+  // The static scales of a head's K or V, one per channel; null where blocks hold them.
+  const float* key_scales(int64_t head) const { return cache.scales ? cache.scales.template as<float>() + head * C::kHeadDim : nullptr; }
+  const float* value_scales(int64_t head) const { return cache.scales ? key_scales(C::kv_heads + head) : nullptr; }
+
   // Whether a block is there: pages that a sliding window has passed need not be.
   bool holds(int64_t batch, int64_t index) const {
     if constexpr (C::kPageBlocks > 0) return page(batch, index / C::kPageBlocks) >= 0;
@@ -49,6 +53,7 @@ struct CacheView {
   // the end of the sequence's packed tokens: most often the next work tile begins at `end`.
   void locate(int64_t batch, int64_t head, int64_t position, int64_t end, int64_t packed, int most, Chunk<C>& chunk) const {
     chunk.position = position;
+    chunk.key_scales = key_scales(head), chunk.value_scales = value_scales(head);
     chunk.tokens = static_cast<int>(end - position < most ? end - position : most);
     for (int i = 0; i * C::kSubtile < chunk.tokens; ++i) {
       const int64_t at = position + i * C::kSubtile, later = at + C::prefetch * C::kSubtile;

@@ -19,8 +19,9 @@ template <class C>
 class Module {
  public:
   using Residual = typename C::ResidualRows;
-  static constexpr ffi::Variant variant{C::q_heads,     C::kv_heads, C::kHeadDim, C::kTokens, Residual::kRows, C::kBlockBytes,
-                                        C::kPageBlocks, C::dtype,    kDLCPU,      1,          C::sinks};
+  static constexpr ffi::Variant variant{
+      C::q_heads,     C::kv_heads, C::kHeadDim, C::kTokens, Residual::kRows, C::kBlockBytes,
+      C::kPageBlocks, C::dtype,    kDLCPU,      1,          C::sinks,        kStatic<typename C::Key> || kStatic<typename C::Value>};
   static inline Threads threads;
 
   static int64_t workspace_bytes(const ffi::Bound& bound) { return shape(bound).workspace_bytes(bound.max_len); }
@@ -102,7 +103,7 @@ class Module {
       const int64_t head = i / per % C::kv_heads, b = i / per / C::kv_heads, index = i % per + cache.first_held(cache.length(b));
       const int64_t length = cache.length(b), full = Residual::packed_blocks(cache.length(b));
       if (index < full && cache.holds(b, index))
-        unpack_block<C>(cache.block(b, head, index), call.k, call.v, b, head, Residual::kSink + index * C::kTokens);
+        unpack_block<C>(cache, cache.block(b, head, index), call.k, call.v, b, head, Residual::kSink + index * C::kTokens);
       if (index != full) return;
       const auto copy = [&](int64_t position) {
         std::memcpy(row_of<Element>(call.k, b, position, head), cache.k_row(b, head, position), sizeof(Element) * C::kHeadDim);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <type_traits>
 
 #include "kvgen/codec/integers.hpp"
 #include "kvgen/codec/unquantized.hpp"
@@ -12,18 +13,31 @@ namespace kvgen {
 
 // The operand Op (K or V, `Constants::Key` or `Constants::Value`) of a configuration C: the addresses of its codes and params in a block.
 // Rows of K are tokens, and k runs over channels; of V, it is the other way round.
+// Op::StaticScale: scales are given with the cache, one per channel of a head. In place of a block its functions take these.
+template <class Op, class = void>
+constexpr bool kStatic = false;
+template <class Op>
+constexpr bool kStatic<Op, std::void_t<typename Op::StaticScale>> = true;
+
 template <class C, class Op>
 struct Operand {
-  using Param = typename C::Param;
+  using Param = std::conditional_t<kStatic<Op>, float, typename C::Param>;
   using Code = typename Op::Codec;
+  static constexpr bool per_channel = Op::kPerChannel || kStatic<Op>;
   static constexpr int k_extent = Op::kRowsAreTokens ? C::kHeadDim : C::kSubtile;
   static constexpr int row_extent = Op::kRowsAreTokens ? C::kSubtile : C::kHeadDim;
-  static constexpr int param_extent = Op::kPerChannel ? C::kHeadDim : C::kSubtile;
+  static constexpr int param_extent = per_channel ? C::kHeadDim : C::kSubtile;
   static constexpr int tile_bytes = k_extent / Code::per_word * 64;  // 16 rows
 
   static const uint8_t* codes(const uint8_t* subtile, int tile) { return subtile + Op::kCodes + tile * tile_bytes; }
 
+  // Where channel params lie: in the block, or the static scales of its head.
+  static const uint8_t* source(const uint8_t* block, const float* scales) {
+    return kStatic<Op> ? reinterpret_cast<const uint8_t*>(scales) : block;
+  }
+
   static const Param* param(const uint8_t* block, const uint8_t* subtile, int group, int index) {
+    if constexpr (kStatic<Op>) return reinterpret_cast<const float*>(block) + index;
     const uint8_t* section = Op::kPerChannel ? block + Op::kChannelParams : subtile + Op::kTokenParams;
     return reinterpret_cast<const Param*>(section) + static_cast<int64_t>(group) * Op::kParams * param_extent + index;
   }
@@ -66,9 +80,9 @@ struct Operand {
   // Of element k of 16 rows.
   static Affine affine_at(const uint8_t* block, const uint8_t* subtile, int token, int tile, int k) {
     const int row = tile * kLanes;
-    if constexpr (Op::kRowsAreTokens && Op::kPerChannel) return affine_of_one(block, subtile, (token + row) / Op::kGroup, k);
+    if constexpr (Op::kRowsAreTokens && per_channel) return affine_of_one(block, subtile, (token + row) / Op::kGroup, k);
     if constexpr (Op::kRowsAreTokens) return affine(block, subtile, k / Op::kGroup, row);
-    if constexpr (Op::kPerChannel) return affine(block, subtile, (token + k) / Op::kGroup, row);
+    if constexpr (per_channel) return affine(block, subtile, (token + k) / Op::kGroup, row);
     if constexpr (Op::kGroup % kLanes == 0) return affine_of_one(block, subtile, row / Op::kGroup, k);
     float scale[kLanes], zero[kLanes];
     for (int i = 0; i < kLanes; ++i) {
@@ -122,8 +136,9 @@ struct Boost {
 
 // Dequantizes 16 tokens of K, as Operand::expand does.
 template <class C>
-inline void expand_keys(const uint8_t* block, const uint8_t* subtile, int token, int tile, float* out) {
-  Operand<C, typename C::Key>::expand(block, subtile, token, tile, out);
+inline void expand_keys(const uint8_t* block, const float* scales, const uint8_t* subtile, int token, int tile, float* out) {
+  using Keys = Operand<C, typename C::Key>;
+  Keys::expand(Keys::source(block, scales), subtile, token, tile, out);
   if constexpr (C::kBoosted > 0) Boost<C>::add(block, subtile, token, tile, out);
 }
 
@@ -163,7 +178,8 @@ struct Chunk {
   int tokens;
   const uint8_t* block[subtiles];
   const uint8_t* subtile[subtiles];
-  int64_t prefetch_offset[subtiles];  // bytes from a sub-tile to the one that comes C::prefetch later
+  const float *key_scales, *value_scales;  // static ones of the head
+  int64_t prefetch_offset[subtiles];       // bytes from a sub-tile to the one that comes C::prefetch later
 
   int in_block(int token) const { return static_cast<int>((position + token) % C::kTokens); }
 };

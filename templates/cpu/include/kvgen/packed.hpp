@@ -14,7 +14,7 @@ struct PackedKeys {
   static constexpr int dim = C::kHeadDim;
   static constexpr int M = C::rows;
   static constexpr int prefetched = C::prefetch > 0 ? kAllWords : 0;
-  static constexpr bool direct = !Code::quantized || C::Key::kPerChannel || C::Key::kGroup % Code::per_word == 0;
+  static constexpr bool direct = !Code::quantized || Op::per_channel || C::Key::kGroup % Code::per_word == 0;
 
   static constexpr float no_bias[M] = {};
 
@@ -23,7 +23,7 @@ struct PackedKeys {
   void scores(const float* q, const float* q_sum, float* score) const {
     if constexpr (!Code::quantized)
       plain(q, score);
-    else if constexpr (C::Key::kPerChannel)
+    else if constexpr (Op::per_channel)
       per_channel(q, score);
     else
       per_token(q, q_sum, score);
@@ -44,7 +44,7 @@ struct PackedKeys {
  private:
   // With K per channel the products prefetch the first words of a later tile, and leave the last half of them to the softmax. Otherwise
   // they prefetch all.
-  static constexpr int late = Code::quantized && C::Key::kPerChannel ? dim / Code::per_word / 2 : 0;
+  static constexpr int late = Code::quantized && Op::per_channel ? dim / Code::per_word / 2 : 0;
   static constexpr int early = C::prefetch > 0 ? dim / Code::per_word - late : 0;
 
   using Whole = Weights<C, Code, dim>;
@@ -63,7 +63,7 @@ struct PackedKeys {
     alignas(64) float boosted[M * (Boost<C>::slots + 1)];
     Whole weights;
     for (int begin = 0; begin < chunk.tokens;) {
-      const uint8_t* block = chunk.block[begin / C::kSubtile];
+      const uint8_t* block = Op::source(chunk.block[begin / C::kSubtile], chunk.key_scales);
       const int group = chunk.in_block(begin) / C::Key::kGroup, end = group_end(chunk, begin, C::Key::kGroup);
       F32 zeros[M] = {};
       for (int c = 0; c < dim; c += kLanes) {
@@ -164,7 +164,7 @@ struct PackedValues {
   static constexpr int dim = C::kHeadDim;
   static constexpr int M = C::rows;
   static constexpr int prefetched = C::prefetch > 0 ? kAllWords : 0;
-  static constexpr bool direct = !Code::quantized || C::Value::kPerChannel || C::Value::kGroup % kLanes == 0;
+  static constexpr bool direct = !Code::quantized || Op::per_channel || C::Value::kGroup % kLanes == 0;
 
   static constexpr float no_bias[M] = {};
 
@@ -173,7 +173,7 @@ struct PackedValues {
   void add(const float* p, float* acc) const {
     if constexpr (!Code::quantized)
       columns<FloatWeights<Code, M, C::chunk>>(p, no_bias, 0, dim / kLanes, acc);
-    else if constexpr (C::Value::kPerChannel)
+    else if constexpr (Op::per_channel)
       per_channel(p, acc);
     else
       per_token(p, acc);
@@ -225,7 +225,7 @@ struct PackedValues {
     FloatWeights<Code, M, C::chunk> weights;
     weights.set(p, chunk.tokens, no_bias);
     for (int begin = 0; begin < chunk.tokens;) {
-      const uint8_t* block = chunk.block[begin / C::kSubtile];
+      const uint8_t* block = Op::source(chunk.block[begin / C::kSubtile], chunk.value_scales);
       const int group = chunk.in_block(begin) / C::Value::kGroup, end = group_end(chunk, begin, C::Value::kGroup);
       float total[M];
       for (int m = 0; m < M; ++m) {
@@ -328,13 +328,15 @@ struct Floats {
 
   // Dequantizes packed tokens.
   void set_packed(const Chunk<C>& chunk) {
+    using Values = Operand<C, typename C::Value>;
     tokens = chunk.tokens;
     for (int token = 0; token < tokens; token += C::kSubtile) {
       const uint8_t *block = chunk.block[token / C::kSubtile], *subtile = chunk.subtile[token / C::kSubtile];
       const int at = chunk.in_block(token);
-      for (int tile = 0; tile < C::kSubtile / kLanes; ++tile) expand_keys<C>(block, subtile, at, tile, k + (token + tile * kLanes) * dim);
+      for (int tile = 0; tile < C::kSubtile / kLanes; ++tile)
+        expand_keys<C>(block, chunk.key_scales, subtile, at, tile, k + (token + tile * kLanes) * dim);
       for (int tile = 0; tile < dim / kLanes; ++tile)
-        Operand<C, typename C::Value>::expand(block, subtile, at, tile, v + (tile * most + token) * kLanes);
+        Values::expand(Values::source(block, chunk.value_scales), subtile, at, tile, v + (tile * most + token) * kLanes);
     }
   }
 };
