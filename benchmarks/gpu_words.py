@@ -15,6 +15,7 @@ from kvgen.arch import Target
 from kvgen.lower.backend import Backend
 from kvgen.lower.schedule import Params, Schedule, Value
 from kvgen.spec import AnySpec, KernelSpec, Workload, load_spec
+from kvgen.spec.rules import IMPLIED
 
 _WORDS: dict[str, tuple[str, Value]] = {
     "async": ("copy", "cp_async"),
@@ -33,22 +34,21 @@ _STEP = {"kv_tile": 32}
 def spec_of(words: str, arch: Target, workloads: list[Workload]) -> KernelSpec:
     """The spec that words mean. Raises ValueError for an unknown word."""
     bits, *rest = words.split(":")
-    found = re.fullmatch(r"k(\d+|e\dm\d)v(\d+|e\dm\d)", bits)
+    found = re.fullmatch(r"k(\d+|e\dm\d|mxfp4|nvfp4)v(\d+|e\dm\d|mxfp4|nvfp4)", bits)
     if found is None:
         raise ValueError(f"a spec starts with its bits, like k4v4, not {bits!r}")
     attention: dict[str, object] = {"q_heads": 32, "kv_heads": 8, "head_dim": 128, "dtype": "float16"}
-    key: dict[str, object] = {**_code(found[1]), "axis": "channel", "group": 128}
-    value: dict[str, object] = {**_code(found[2]), "axis": "token", "group": 128}
+    key: dict[str, object] = {"axis": "channel", "group": 128, **_code(found[1])}
+    value: dict[str, object] = {"axis": "token", "group": 128, **_code(found[2])}
     cache: dict[str, object] = {}
     parts = {"attention": attention, "key": key, "value": value, "cache": cache}
     for word in rest:
         for part, changes in _spec_word(word).items():
             parts[part].update(changes)
     dim = int(str(attention["head_dim"]))
-    if "vg" not in words and value["axis"] == "token":
-        value["group"] = dim
-    if key["axis"] == "token" and "kg" not in words:
-        key["group"] = dim
+    for given, part in (("kg", key), ("vg", value)):
+        if part["axis"] == "token" and given not in words and "group" not in IMPLIED.get(str(part.get("type")), {}):
+            part["group"] = dim
     name = re.sub(r"[^A-Za-z0-9._-]", "-", words)
     return load_spec(
         {"name": name, "arch": arch, "attention": attention, "key": key, "value": value, "cache": cache, "workloads": workloads}
@@ -57,7 +57,7 @@ def spec_of(words: str, arch: Target, workloads: list[Workload]) -> KernelSpec:
 
 def _code(word: str) -> dict[str, object]:
     """How codes are stored: integers of so many bits, or a type of floats."""
-    return {"bits": int(word), "zero": True} if word.isdigit() else {"type": word}
+    return {"bits": int(word), "zero": True} if word.isdigit() else {"type": word, **IMPLIED[word]}
 
 
 def _spec_word(word: str) -> dict[str, dict[str, object]]:

@@ -53,6 +53,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "K and V per token, fp8 (e4m3)": _float("e4m3", axis="token"),
     "K and V per channel, fp8 (e5m2)": _float("e5m2", axis="channel"),
     "K fp8 (e4m3), V 4 bits": {**_with(), "key": {"type": "e4m3", "axis": "channel"}},
+    "nvfp4 and mxfp4": {**_with(), "key": {"type": "nvfp4"}, "value": {"type": "mxfp4"}},
     "K and V per token, 4 bits, rotated (Hadamard)": _both(axis="token", rotate="hadamard"),
     "K per channel, V per token, 4 bits, blocks of 64 channels rotated": _both(rotate={"block": 64}),
     "several groups per token (32 channels)": _both(axis="token", group=32),

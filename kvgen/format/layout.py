@@ -158,19 +158,23 @@ class PackedLayout:
         op = self.operand(which)
         return _align(self.head_dim, op.codec.row_tile) if self.order == "mma" and not op.rows_are_tokens else self.head_dim
 
+    def bytes_of_param(self, op: Operand) -> int:
+        """Bytes of a scale or zero."""
+        return op.codec.param_bytes or self.param_bytes
+
     def channel_params_bytes(self, which: Which) -> int:
         """Params section at the head of the block (axis channel)."""
         op = self.operand(which)
         if not op.per_channel:
             return 0
-        return _align(self.tokens // op.group * self.head_dim * op.params * self.param_bytes, SECTION_ALIGN)
+        return _align(self.tokens // op.group * self.head_dim * op.params * self.bytes_of_param(op), SECTION_ALIGN)
 
     def token_params_bytes(self, which: Which) -> int:
         """Params section of one sub-tile (axis token)."""
         op = self.operand(which)
         if not op.per_token:
             return 0
-        return _align(self.subtile * (self.head_dim // op.group) * op.params * self.param_bytes, SECTION_ALIGN)
+        return _align(self.subtile * (self.head_dim // op.group) * op.params * self.bytes_of_param(op), SECTION_ALIGN)
 
     @property
     def boost_codes_bytes(self) -> int:

@@ -32,12 +32,12 @@ def param_offsets(layout: PackedLayout, which: Which) -> torch.Tensor:
         group = torch.arange(layout.tokens // op.group).reshape(1, -1, 1)
         channel = torch.arange(layout.head_dim).reshape(1, 1, -1)
         index = group * layout.head_dim * op.params + slot(op, kind, channel, layout.head_dim, 0)
-        return layout.channel_params_offset(which) + index * layout.param_bytes
+        return layout.channel_params_offset(which) + index * layout.bytes_of_param(op)
     token = torch.arange(layout.tokens).reshape(1, -1, 1)
     group = torch.arange(layout.head_dim // op.group).reshape(1, 1, -1)
     index = slot(op, kind, token % layout.subtile, layout.subtile, group)
     start = layout.header_bytes + token // layout.subtile * layout.subtile_bytes + layout.token_params_offset(which)
-    return start + index * layout.param_bytes
+    return start + index * layout.bytes_of_param(op)
 
 
 def boost_index_offsets(layout: PackedLayout) -> torch.Tensor:

@@ -115,7 +115,7 @@ Name = Annotated[StrictStr, Field(min_length=1, max_length=80, pattern=r"^[A-Za-
 DType = Literal["float16", "bfloat16", "float32"]
 Axis = Literal["channel", "token"]
 Scale = Literal["dynamic", "tensor", "head", "channel"]
-CodeType = Literal["int", "e4m3", "e5m2"]
+CodeType = Literal["int", "e4m3", "e5m2", "nvfp4", "mxfp4"]
 _Bits = Annotated[Literal[2, 4, 8, 16], BeforeValidator(_integer)]
 _Heads = Annotated[StrictInt, Field(gt=0, le=4096)]
 _Tokens = Annotated[StrictInt, Field(gt=0, le=MAX_KV_LEN)]
@@ -201,14 +201,14 @@ class QuantSpec(Model):
     rotate: Annotated[RotateSpec | None, BeforeValidator(_rotation)] = None
     """hadamard, or a mapping: tokens are rotated before they are stored, and the query or the output with them."""
     type: CodeType = "int"
-    """Codes: integers, or floats with so many bits of exponent and mantissa."""
+    """Codes: integers, floats of 8 bits by their bits of exponent and mantissa, or floats of 4 bits by the name of their format."""
     scale: Scale = "dynamic"
     """dynamic: of each group, stored with it. tensor, head, channel: static ones, given with the cache, without groups and zeros."""
 
     @model_validator(mode="before")
     @classmethod
     def _implied(cls, given: Any) -> Any:
-        """A float type says how many bits a code has, and that it has no zero; a static scale says the latter."""
+        """What a float type and a static scale say about other fields."""
         fields = given.kwargs if isinstance(given, ArgsKwargs) else given
         if not isinstance(fields, Mapping):
             return given

@@ -60,6 +60,8 @@ FORMATS: dict[str, dict[str, Any]] = {
     "kivi-int2": _mixed(2, 32),
     "saw-int4": {**_saw(), **_BF16},
     "fp8-e4m3": _float("e4m3", 128),
+    "nvfp4": _float("nvfp4", 16),
+    "mxfp4": _float("mxfp4", 32),
 }
 """The fields of each preset; the heads are the spec's own."""
 

@@ -20,7 +20,12 @@ TOKEN_STEP = 16
 """Tokens that every back end handles together: groups and pages are multiples of it."""
 WHOLE = 1e-9
 """A product of a fraction and channels that is as near as this to a whole number is meant to be one."""
-IMPLIED: dict[str, dict[str, Any]] = {"e4m3": {"bits": 8, "zero": False}, "e5m2": {"bits": 8, "zero": False}}
+IMPLIED: dict[str, dict[str, Any]] = {
+    "e4m3": {"bits": 8, "zero": False},
+    "e5m2": {"bits": 8, "zero": False},
+    "nvfp4": {"bits": 4, "zero": False, "axis": "token", "group": 16, "scale": "dynamic"},
+    "mxfp4": {"bits": 4, "zero": False, "axis": "token", "group": 32, "scale": "dynamic"},
+}
 """What a float type says about other fields of `key` and `value`, which may be left out."""
 SMALLEST_SOFTCAP = 0.001
 """Kernels divide by it in float32, where far smaller ones are 0."""
@@ -37,11 +42,11 @@ def attention(spec: AttentionSpec) -> Iterator[Problem]:
 def code_type(spec: QuantSpec) -> Iterator[Problem]:
     """Problems of `type` within `key` and `value`."""
     implied = IMPLIED.get(spec.type, {})
-    if implied and spec.bits != implied["bits"]:
-        yield ("bits",), f"codes of type {spec.type} have {implied['bits']} bits, not {spec.bits}: leave bits out"
-    if implied and spec.zero:
-        yield ("zero",), f"codes of type {spec.type} have a scale and no zero: leave zero out"
-    elif spec.scale != "dynamic" and spec.zero:
+    for name, value in implied.items():
+        if (given := getattr(spec, name)) != value:
+            told, not_that = (str(one).lower() if isinstance(one, bool) else one for one in (value, given))
+            yield (name,), f"{name} of type {spec.type} is {told}, not {not_that}: leave it out"
+    if spec.scale != "dynamic" and spec.zero and not implied:
         yield ("zero",), f"a static scale ({spec.scale}) has no zero: leave zero out"
     if spec.scale != "dynamic" and not spec.quantized:
         yield ("scale",), f"a scale is for codes, and there are none with {spec.bits} bits"

@@ -13,8 +13,10 @@ from kvgen.format.places import boost_bits, boost_index_offsets, code_bits, para
 from kvgen.spec import BoostSpec, QuantSpec
 
 BOOST_BITS = 4
-FLOATS = {"e4m3": (4, 3, 448.0), "e5m2": (5, 2, 57344.0)}
-"""Bits of exponent and mantissa, and the largest finite number (OCP 8-bit floating point; e5m2 has infinities, e4m3 none)."""
+FLOATS = {"e4m3": (4, 3, 448.0), "e5m2": (5, 2, 57344.0), "nvfp4": (2, 1, 6.0), "mxfp4": (2, 1, 6.0)}
+"""Bits of exponent and mantissa, and the largest finite number (OCP 8-bit floats, where e5m2 has infinities and e4m3 none, and MX)."""
+LEAST_EXPONENT = -24
+"""Of a scale that is a power of two: that of the least number of float16."""
 
 Scales = tuple[torch.Tensor, torch.Tensor] | torch.Tensor
 """Of K and of V, each shaped to be broadcast to it."""
@@ -70,8 +72,15 @@ def quantize(x: torch.Tensor, quant: Quant, boost: BoostSpec | None = None, scal
     if boost is not None and boost.fraction > 0:
         boosted = select_channels(grouped, boost)
     if quant.type in FLOATS:
-        scale = store(grouped.abs().amax(-2, keepdim=True) / FLOATS[quant.type][2], param_dtype(x.dtype))
-        return Quantized(float_codes(grouped, scale, quant.type).reshape(x.shape), _without_group(scale, quant), None)
+        top = grouped.abs().amax(-2, keepdim=True)
+        if quant.type == "nvfp4":
+            scale = float_codes(top / FLOATS[quant.type][2], torch.ones_like(top), "e4m3")
+        elif quant.type == "mxfp4":  # frexp's mantissas are below 1
+            scale = ((top.double().frexp().exponent - 1 - 2).where(top > 0, LEAST_EXPONENT).clamp(min=LEAST_EXPONENT) + 127).to(torch.uint8)
+        else:
+            scale = store(top / FLOATS[quant.type][2], param_dtype(x.dtype))
+        codes = float_codes(grouped, scale_values(scale, quant), quant.type)
+        return Quantized(codes.reshape(x.shape), _without_group(scale, quant), None)
     levels = torch.tensor(float(2**quant.bits - 1 if quant.zero else 2 ** (quant.bits - 1) - 1), device=x.device)  # the largest code
     if boosted is not None:
         levels = torch.where(boosted, float(2**BOOST_BITS - 1), levels)
@@ -96,10 +105,19 @@ def dequantize(q: Quantized, quant: Quant) -> torch.Tensor:
     """fp64 [..., tokens, head_dim]: code * scale + zero, without rounding."""
     if quant.type in FLOATS:
         magnitudes = float_values(quant.type).to(q.codes.device)
-        return torch.cat([magnitudes, -magnitudes])[q.codes.long()] * spread(q.scale.double(), quant)
+        return torch.cat([magnitudes, -magnitudes])[q.codes.long()] * spread(scale_values(q.scale, quant), quant)
     codes = q.codes.double() if q.zero is not None else q.codes.double() - 2 ** (quant.bits - 1)
     x = codes * spread(q.scale.double(), quant)
     return x if q.zero is None else x + spread(q.zero.double(), quant)
+
+
+def scale_values(scale: torch.Tensor, quant: Quant) -> torch.Tensor:
+    """The numbers of stored scales, fp64."""
+    if quant.type == "nvfp4":
+        return float_values("e4m3").to(scale.device)[scale.long()]
+    if quant.type == "mxfp4":
+        return torch.ldexp(torch.ones_like(scale, dtype=torch.float64), scale.int() - 127)
+    return scale.double()
 
 
 def float_values(kind: str) -> torch.Tensor:
@@ -215,7 +233,8 @@ def unpack_blocks(
 
 def read_codes(layout: PackedLayout, which: Which, packed: torch.Tensor, scale: torch.Tensor | None = None) -> Quantized:
     """Codes and params in blocks of a quantized operand; `scale` is its static one, which codes do not depend on."""
-    op, kept = layout.operand(which), param_dtype(torch.float32 if layout.param_bytes == 4 else torch.float16)
+    op = layout.operand(which)
+    kept = {1: torch.uint8, 2: torch.float16, 4: torch.float32}[layout.bytes_of_param(op)]
     params = [_read(packed, offsets, kept) for offsets in param_offsets(layout, which)]
     if op.static:
         params = [torch.ones(1, device=packed.device) if scale is None else scale]

@@ -15,6 +15,8 @@ FORMATS = (
     "ke4m3ve4m3:token", "ke4m3ve4m3", "ke5m2ve5m2:token:bf16", "ke5m2v4:kg32", "k4ve4m3:token", "ke4m3ve5m2:vchannel:kg64:vg32:page64",
     "ke4m3ve4m3:token:kg16:vg80:d80:h5/1", "ke4m3ve4m3:h32/2:q4:sinks:bf16", "ke4m3v2:token:page16:q3",
     "ke4m3ve4m3:token:sink32:local128:rollback8:d64", "ke4m3ve4m3:window300:cap20:kg32", "ke5m2v16:d256",
+    "knvfp4vnvfp4", "kmxfp4vmxfp4:bf16", "knvfp4vmxfp4:page16:d64:q3", "kmxfp4v4", "ke4m3vnvfp4:h32/2:d80", "k4vmxfp4:kg32:h5/1:d96",
+    "knvfp4vmxfp4:sink32:local128:rollback8:q4", "kmxfp4vnvfp4:window300:cap20:d256",
 )  # fmt: skip
 SHAPES = (
     "k4v4:h32/32", "k8v8:h8/1", "k2v2:h6/2", "k4v4:h5/1", "k4v4:h12/2", "k8v8:h7/1", "k4v4:h16/1", "k2v2:h32/2", "k4v4:h15/1:token",
@@ -85,7 +87,7 @@ OLDER = tuple(
             ("k4v4", "w8u2d1"), ("k4v4:q4:page128:d64", "w8u2d1"), ("k4v4:q8:d80", "default"),
         ("k2v2:boost1/8:page128", "default"), ("k4v4:bf16:q4:page128", "default"), ("k8v8:d64:h5/1", "default"), ("k4v4:d256", "default"),
         ("k8v8:vchannel:sym", "default"), ("k2v2:kg16:vchannel:vg16", "default"), ("k16v16:d256", "default"),
-        ("ke4m3ve4m3:token", "default"), ("ke4m3ve5m2:vchannel:kg32", "default"),
+        ("ke4m3ve4m3:token", "default"), ("ke4m3ve5m2:vchannel:kg32", "default"), ("knvfp4vmxfp4", "default"),
         ("k4v4:d512:h8/2", "default"), ("k8v8:d512:token:h16/2", "default"),
     )
 )  # fmt: skip

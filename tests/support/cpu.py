@@ -27,7 +27,7 @@ def spec_of(
     cache: dict[str, int] | None = None,
     **attention: Any,
 ) -> KernelSpec:
-    """A spec in short words: `4c32` is 4 bits per channel in groups of 32, `8t16s` 8 bits per token, symmetric, `e4m3t64` floats;
+    """A spec in short words: `4c32` is 4 bits per channel in groups of 32, `8t16s` 8 bits per token, symmetric, `e4m3t64` floats, `nvfp4`;
     `16` is plain.
 
     `8@head` has a static scale per head.
@@ -49,6 +49,8 @@ def spec_of(
 def _quant(words: str) -> dict[str, Any]:
     if words == "16":
         return {"bits": 16}
+    if words.endswith("fp4"):
+        return {"type": words}
     words, _, block = words.partition("~")
     rotate = {"rotate": {"block": int(block.rstrip("u")), "signs": not block.endswith("u")}} if block else {}
     words, _, boosted = words.partition("+")

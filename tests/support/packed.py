@@ -51,5 +51,5 @@ def meaningful_bytes(layout: PackedLayout) -> torch.Tensor:
             found.append(found[-1] + 1)
         if op.quantized:
             offsets = param_offsets(layout, which).flatten()
-            found += [offsets, offsets + 1]
+            found += [offsets + i for i in range(layout.bytes_of_param(op))]
     return torch.cat(found).unique()

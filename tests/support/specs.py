@@ -40,10 +40,15 @@ def kv4_spec(**sections: Any) -> KernelSpec:
 def _quants(head_dim: int) -> st.SearchStrategy[dict[str, Any]]:
     divisors = [group for group in range(1, head_dim + 1) if head_dim % group == 0]
     bits, tokens = st.sampled_from([2, 4, 8]), st.sampled_from([16, 32, 48, 64, 128, 512])
+    kinds = st.sampled_from(["e4m3", "e5m2"])
+    small = [{"type": kind, "axis": "token"} for kind, group in (("nvfp4", 16), ("mxfp4", 32)) if head_dim % group == 0]
     return st.one_of(
         st.just({"bits": 16}),
         st.fixed_dictionaries({"bits": bits, "axis": st.just("channel"), "group": tokens, "zero": st.booleans()}),
         st.fixed_dictionaries({"bits": bits, "axis": st.just("token"), "group": st.sampled_from(divisors), "zero": st.booleans()}),
+        st.fixed_dictionaries({"type": kinds, "axis": st.just("channel"), "group": tokens}),
+        st.fixed_dictionaries({"type": kinds, "axis": st.just("token"), "group": st.sampled_from(divisors)}),
+        st.sampled_from(small),
     )
 
 
@@ -54,7 +59,7 @@ def _caches(draw: st.DrawFn, key: dict[str, Any], value: dict[str, Any], window:
     whole = lcm(16, *(quant["group"] for quant in (key, value) if quant.get("axis") == "channel"))
     if draw(st.booleans()):
         cache |= {"layout": "paged", "page": whole * draw(st.integers(1, 4))}
-    if {key["bits"], value["bits"]} != {16}:
+    if {key.get("bits"), value.get("bits")} != {16}:
         most = 100 if window is None else min(100, window - 1)
         cache["local"] = draw(st.sampled_from([0, 0, min(1, most), most]))
         cache["sink"] = 0 if window is not None else draw(st.sampled_from([0, 0, 1, 16, 70]))

@@ -22,7 +22,7 @@ def occupied(layout: PackedLayout) -> torch.Tensor:
         width = layout.operand(which).width
         bits = code_bits(layout, which).flatten().unsqueeze(1) + torch.arange(width)
         claims.index_add_(0, bits.flatten(), torch.ones(bits.numel(), dtype=torch.int32))
-        params = param_offsets(layout, which).flatten().unsqueeze(1) * 8 + torch.arange(layout.param_bytes * 8)
+        params = param_offsets(layout, which).flatten().unsqueeze(1) * 8 + torch.arange(layout.bytes_of_param(layout.operand(which)) * 8)
         claims.index_add_(0, params.flatten(), torch.ones(params.numel(), dtype=torch.int32))
     if layout.key.boost:
         upper = boost_bits(layout).unsqueeze(-1) + torch.arange(2)
@@ -39,7 +39,8 @@ def test_every_number_has_bits_of_its_own(case: tuple[KernelSpec, PackedLayout])
     assert int(claims.max()) == 1
     assert not claims[layout.end * 8 :].any()
     used = sum(
-        layout.tokens * layout.head_dim * layout.operand(w).width + param_offsets(layout, w).numel() * layout.param_bytes * 8
+        layout.tokens * layout.head_dim * layout.operand(w).width
+        + param_offsets(layout, w).numel() * layout.bytes_of_param(layout.operand(w)) * 8
         for w in OPERANDS
     )
     if layout.key.boost:
@@ -48,7 +49,7 @@ def test_every_number_has_bits_of_its_own(case: tuple[KernelSpec, PackedLayout])
     assert layout.block_bytes % BLOCK_ALIGN == 0
     for which in OPERANDS:  # numbers lie at multiples of their size
         assert not (code_bits(layout, which) % layout.operand(which).width).any()
-        assert not (param_offsets(layout, which) % layout.param_bytes).any()
+        assert not (param_offsets(layout, which) % layout.bytes_of_param(layout.operand(which))).any()
 
 
 @pytest.mark.parametrize(("dim", "group"), [(80, 80), (112, 16), (144, 48), (240, 80)])

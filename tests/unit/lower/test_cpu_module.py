@@ -32,9 +32,9 @@ FORMATS = {
     "sink-and-local-bfloat16": spec_of(dtype="bfloat16", k="2c32", v="8t64", page=64, cache={"sink": 5, "local": 40}),
     "rotated": spec_of(k="4c32~64", v="4t16~16u", q_len=2, cache={"sink": 3, "local": 20}),
     "rotated-boosted-rollback-float32": spec_of(dim=80, dtype="float32", k="2c32+5range~16", v="2c32~16", page=64, cache={"rollback": 4}),
-    "e4m3-per-token": spec_of(k="e4m3t32", v="e4m3t16", q_len=2),
+    "e4m3-and-nvfp4": spec_of(k="e4m3t32", v="nvfp4", q_len=2),
     "e5m2-per-channel-bfloat16": spec_of(dim=80, dtype="bfloat16", k="e5m2c32", v="e5m2c16", page=64),
-    "e4m3-float32": spec_of(dtype="float32", k="e4m3c48", v="4t4"),
+    "mxfp4-and-e4m3-float32": spec_of(dtype="float32", k="mxfp4", v="e4m3t4"),
     "static-int": spec_of(k="4@channel~64", v="8@head", page=64, q_len=2, cache={"local": 20, "rollback": 4}),
     "static-e4m3-bfloat16": spec_of(dim=80, dtype="bfloat16", k="e4m3@tensor", v="4t16"),
     "rollback-window": spec_of(k="8c32s", window=70, softcap=20.0, sinks=True, page=32, cache={"local": 33, "rollback": 5}),
@@ -94,7 +94,8 @@ def test_results_do_not_depend_on_threads() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "k", "v"), [("bfloat16", "4c32", "8t64s"), ("float16", "e5m2c32", "8t1s"), ("bfloat16", "e4m3t4", "e5m2t64")]
+    ("dtype", "k", "v"),
+    [("bfloat16", "4c32", "8t64s"), ("float16", "e5m2c32", "8t1s"), ("bfloat16", "e4m3t4", "e5m2t64"), ("bfloat16", "nvfp4", "mxfp4")],
 )
 def test_codes_of_extremes_are_those_of_the_reference(dtype: str, k: str, v: str) -> None:
     """Ranges beyond the scale's type, groups of one value, denormal ranges, zeros of either sign: bit for bit."""

@@ -65,8 +65,9 @@ CASES: dict[str, tuple[int, dict[str, Value]]] = {
     "k8v4:d80:q8:h32/2:kg32:sink5:local20:rollback8:sinks": (32, TWO),
     "k4v8:token:q5:h20/1:d144:page16:window100:cap20": (16, {"kv_tile": 32, "reduction": "cluster2"}),
     # floats
-    "ke4m3ve4m3:token:h8/2:page16:d64:q2": (16, {"kv_tile": 64}),
+    "ke4m3vmxfp4:token:h8/2:page16:d64:q2": (16, {"kv_tile": 64}),
     "ke5m2ve4m3:h4/4:vchannel:kg32:vg64:d80": (64, TWO),
+    "knvfp4ve4m3:h4/4:bf16:d48": (32, TWO),
     # unquantized tokens and learned sinks
     "k2v2:h8/2:d64:kg64:vg64:boost1/4:sink32:local128:page128": (64, {}),
     "k4v8:token:page16:h4/2:d64:sink40:rollback30:q3:sinks": (16, {"kv_tile": 64, "tiles_in_flight": 2}),

@@ -148,6 +148,22 @@ def test_floats_take_the_largest_of_a_group_to_the_largest_code(dtype: torch.dty
     assert bool((error <= x[0].double().abs() / (16 if kind == "e4m3" else 8) * 1.01 + 2.0**-10 * scale.double()).all())
 
 
+def test_codes_of_floats_of_4_bits_are_those_of_the_standard() -> None:
+    """All codes and ties, with scales of one byte: those of torch's e4m3 for nvfp4, powers of two for mxfp4."""
+    x = torch.tensor([0, 0.25, 0.26, 0.5, 0.75, 1, 1.25, 1.5, 1.75, 2, 2.5, 3, 3.5, 4, 5, 6])
+    codes = [0, 0, 1, 1, 2, 2, 2, 3, 4, 4, 4, 5, 6, 6, 6, 7]
+    q = quantize(torch.stack([2 * x, -2 * x, x * 0]), QuantSpec(type="nvfp4"))
+    assert q.codes.tolist() == [codes, [code + 8 for code in codes], [0] * 16]
+    assert q.scale.flatten().tolist() == [0x40, 0x40, 0], "2 is 8 * 2^-2 in e4m3"
+    tops = torch.randn(500, 1, generator=torch.Generator().manual_seed(1)) * 10
+    q = quantize(tops.repeat(1, 16), QuantSpec(type="nvfp4"))
+    assert torch.equal(q.scale, (tops.abs() / 6).to(torch.float8_e4m3fn).view(torch.uint8))
+    tops = torch.tensor([7.9, 8.0, 4.0, 0.51, 1e-30, 0.0, 65504.0])
+    q = quantize(tops[:, None].repeat(1, 32), QuantSpec(type="mxfp4"))
+    assert q.scale.flatten().tolist() == [127, 128, 127, 124, 103, 103, 140], "2^(floor(log2 top) - 2), at least 2^-24"
+    assert dequantize(q, QuantSpec(type="mxfp4"))[:, 0].tolist() == [6.0, 8.0, 4.0, 0.5, 0.0, 0.0, 49152.0]
+
+
 # --- boosted channels ------------------------------------------------------------------------------------------------
 
 
@@ -260,7 +276,7 @@ def test_codes_lie_where_the_layout_says(case: tuple[KernelSpec, PackedLayout], 
                 assert param is not None
                 place = int(param_offsets(layout, which)[(kind, *at)]) * 8
                 stored = param[at].reshape(1).view(torch.uint8).tolist()
-                assert number >> place & ((1 << 8 * layout.param_bytes) - 1) == int.from_bytes(bytes(stored), "little")
+                assert number >> place & ((1 << 8 * layout.bytes_of_param(op)) - 1) == int.from_bytes(bytes(stored), "little")
         else:
             assert field == int.from_bytes(bytes(x[token, channel].reshape(1).view(torch.uint8).tolist()), "little")
 

@@ -15,7 +15,7 @@ struct Quantizer {
   using Op = Operand<C, Info>;
   using Code = typename Op::Code;
   using Element = typename C::Element;
-  using Param = typename C::Param;
+  using Param = typename Op::Param;
 
   // Packs the tokens 0 .. C::kTokens - 1 that row(token) points to. `scales`: static ones of the head.
   template <class Row>

@@ -21,8 +21,8 @@ constexpr bool kStatic<Op, std::void_t<typename Op::StaticScale>> = true;
 
 template <class C, class Op>
 struct Operand {
-  using Param = std::conditional_t<kStatic<Op>, float, typename C::Param>;
   using Code = typename Op::Codec;
+  using Param = std::conditional_t<kStatic<Op>, float, typename Code::template Param<typename C::Param>>;
   static constexpr bool per_channel = Op::kPerChannel || kStatic<Op>;
   static constexpr int k_extent = Op::kRowsAreTokens ? C::kHeadDim : C::kSubtile;
   static constexpr int row_extent = Op::kRowsAreTokens ? C::kSubtile : C::kHeadDim;

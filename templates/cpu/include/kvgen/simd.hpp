@@ -324,7 +324,11 @@ KVGEN_INLINE auto widen_low(const U& lanes) {
 template <class T, class F = F32>
 KVGEN_INLINE F load_floats(const void* from) {
   constexpr int N = lanes_of<F>;
-  if constexpr (sizeof(T) == 4)
+  if constexpr (sizeof(T) == 1) {
+    uint32_t bytes[N];
+    for (int i = 0; i < N; ++i) bytes[i] = static_cast<const uint8_t*>(from)[i];
+    return T::floats(load<Lanes<uint32_t, N>>(bytes));
+  } else if constexpr (sizeof(T) == 4)
     return load<F>(from);
   else if constexpr (halved<F>)
     return {load_floats<T, typename F::Half>(from), load_floats<T, typename F::Half>(static_cast<const T*>(from) + N / 2)};

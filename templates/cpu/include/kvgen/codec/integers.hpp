@@ -4,6 +4,7 @@
 //   its unit         per_word: elements of a word
 //   decoding         code: a word to floats; integers_of: to operands of products of integers
 //   its correction   middle: what code subtracts from stored codes; scales and zeros are applied outside the products (`Operand`)
+//   its params       Param: the type of a stored scale or zero, where the cache has another by default
 //   encoding         put_params: a group's range to its stored params; encode: values to codes
 // Its sizes and offsets are rendered (kvgen/format/codecs.py).
 #pragma once
@@ -28,6 +29,8 @@ inline Param saturated(float x) {
 // less is lost where the zero cancels them.
 template <int Bits, bool Zero>
 struct Integers {
+  template <class Default>
+  using Param = Default;
   static constexpr int bits = Bits, per_word = 32 / Bits;
   static constexpr bool quantized = true;
   static constexpr float middle = 1 << (Bits - 1);

@@ -7,6 +7,8 @@ namespace kvgen {
 
 template <class Element>
 struct Unquantized {
+  template <class Default>
+  using Param = Default;
   static constexpr int per_word = sizeof(Element) == 4 ? 1 : 2;
   static constexpr bool quantized = false;
 

@@ -4,6 +4,7 @@
 //   its unit          kWords, kRows, kPerByte: how an MMA tile lies in a lane's words
 //   decoding          expand: words to A fragments of the MMA; expand_bytes: to bytes, if kByteOperands
 //   its correction    what is left to do outside the MMA: unmix (and its inverse mix), row_factor, kUnit, kOffset, kTop
+//   its params        Param: the type of a stored scale or zero
 //   encoding          make_scaler, quick_code, exact_code; kByThresholds: by comparison (pack/words.cuh) instead
 // Its sizes and offsets are rendered (kvgen/format/codecs.py).
 #pragma once
@@ -29,6 +30,7 @@ struct Scaler {
 
 template <int kBits_, bool kZero>
 struct Integers {
+  using Param = Half;
   static constexpr bool kQuantized = true;
   static constexpr int kBits = kBits_, kPerByte = 8 / kBits;  // of a row's field; rows in one byte of a word, eight apart
   static constexpr int kWords = kBits == 8 ? 2 : 1;           // of a lane per row tile and k-step

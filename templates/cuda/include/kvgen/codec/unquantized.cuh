@@ -6,6 +6,7 @@ namespace kvgen {
 
 template <class Element>
 struct Unquantized {
+  using Param = Half;  // of none
   static constexpr bool kQuantized = false;
   static constexpr int kBits = 16, kPerByte = 1;
   static constexpr int kWords = 4, kRows = 16;  // of a lane per row tile and k-step; rows of a tile

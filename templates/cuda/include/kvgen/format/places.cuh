@@ -60,7 +60,7 @@ struct Places {
   static constexpr bool kKey = kWhich == Which::key;
   using Quant = std::conditional_t<kKey, typename Format::Key, typename Format::Value>;
   using Codec = typename Quant::Codec;
-  static constexpr int kBits = Codec::kBits;
+  static constexpr int kBits = Codec::kBits, kParamBytes = sizeof(typename Codec::Param);
   static constexpr int kPerByte = Codec::kPerByte;
   using Runs = ChannelRuns<Quant, Format::kHeadDim>;
   static constexpr int kTileTokens = kKey ? Codec::kRows : 16;
@@ -120,11 +120,11 @@ struct Places {
   __host__ __device__ static constexpr int param_offset(int kind, int token, int channel) {
     constexpr int kParams = Quant::kParams;
     if constexpr (Quant::kPerChannel) {
-      return Quant::kChannelParams + (token / Quant::kGroup * Format::kHeadDim * kParams + channel_param(kind, channel)) * 2;
+      return Quant::kChannelParams + (token / Quant::kGroup * Format::kHeadDim * kParams + channel_param(kind, channel)) * kParamBytes;
     } else {
       const int local = token % Format::kSubtile;
       return subtile_offset(token) + Quant::kTokenParams +
-             ((channel / Quant::kGroup * 8 + local % 8) * (Format::kSubtile / 8) + local / 8) * kParams * 2 + kind * 2;
+             ((channel / Quant::kGroup * 8 + local % 8) * (Format::kSubtile / 8) + local / 8) * kParams * kParamBytes + kind * kParamBytes;
     }
   }
 

@@ -104,7 +104,10 @@ __device__ __forceinline__ void scale_by_token(const Shared<Traits>& shared, con
         const int row = q_row<Traits>(tile, lane, i);
         const float sum = shared.query_sums[q * Traits::kQTiles * 8 + row] * shared.factors[row];
         x.product[m_tile][i] = fmaf(own[m_tile][i], scale[m_tile][q][i / 2], q ? x.product[m_tile][i] : 0.f);
-        x.offset[m_tile][i] = fmaf(zero[m_tile][q][i / 2], sum, q ? x.offset[m_tile][i] : 0.f);
+        if constexpr (is_shifted<typename Traits::Key>())
+          x.offset[m_tile][i] = fmaf(zero[m_tile][q][i / 2], sum, q ? x.offset[m_tile][i] : 0.f);
+        else
+          x.offset[m_tile][i] = 0.f;
       }
   }
 }

@@ -20,6 +20,15 @@ constexpr float kScaleOfConstants = 1.f / 1024;  // with kZerosInScales: replace
 template <class Traits>
 constexpr bool kZerosInScales = Traits::kValuePerToken && (!Traits::Value::Codec::kNarrow || Traits::kExactQ);
 
+// Whether products of codes leave a sum to add: of zeros, of complements, or of what is added to symmetric codes.
+template <class Quant>
+constexpr bool is_shifted() {
+  if constexpr (!Quant::Codec::kQuantized)
+    return false;
+  else
+    return Quant::kZero || Quant::Codec::kTop != 0 || Quant::Codec::kOffset != 0;
+}
+
 // A warp's softmax state of one tile of query rows. Lane (g, t) = (lane / 4, lane % 4) holds rows 2t and 2t + 1; with kQueryTwice, of four
 // rows, t % 2 in place of t.
 template <class Traits>
@@ -189,7 +198,7 @@ __device__ __forceinline__ void softmax_step(const Scores<Traits> (&x)[kStepSubt
         state.row_sum[i % 2] += p[s][m_tile][i];
 #pragma unroll
         for (int q = 0; q < Traits::kValueGroups; ++q)
-          if constexpr (Traits::kValuePerToken) {
+          if constexpr (Traits::kValuePerToken && is_shifted<typename Traits::Value>()) {
             const float2 rounded = __half22float2(ptx::as_half2(y[s][q][m_tile][i / 2]));
             const float weight = !kZerosInScales<Traits> ? p[s][m_tile][i] : i % 2 == 0 ? rounded.x : rounded.y;
             state.affine[q][i % 2] = fmaf(weight, v[s].zero[m_tile][q][i / 2], state.affine[q][i % 2]);
@@ -219,7 +228,8 @@ __device__ __forceinline__ void load_row_params_of_all(uint32_t address, int lan
 template <class Traits, class Quant, int kGroups>
 __device__ __forceinline__ void load_row_params(uint32_t address, int lane, float (&scale)[Traits::kMTiles][kGroups][2],
                                                 float (&zero)[Traits::kMTiles][kGroups][2]) {
-  constexpr int kRowBytes = Quant::kZero ? 4 : 2;  // params of a token
+  using Param = typename Quant::Codec::Param;
+  constexpr int kRowBytes = Quant::kParams * sizeof(Param);  // of a token
   if constexpr (Quant::kZero && Traits::kMTiles == 2 && !Traits::kHalfStride)
     return load_row_params_of_all<Traits>(address, lane, scale, zero);
 #pragma unroll
@@ -234,7 +244,11 @@ __device__ __forceinline__ void load_row_params(uint32_t address, int lane, floa
         const float2 first = __half22float2(ptx::as_half2(v.x)), second = __half22float2(ptx::as_half2(v.y));
         scale[m_tile][q][0] = first.x, zero[m_tile][q][0] = first.y, scale[m_tile][q][1] = second.x, zero[m_tile][q][1] = second.y;
       } else {
-        const float2 v = __half22float2(ptx::as_half2(ptx::load_shared4(address + at * kRowBytes)));
+        float2 v;
+        if constexpr (sizeof(Param) == 1)
+          v = to_floats(Param{}, ptx::load_shared2(address + at));
+        else
+          v = __half22float2(ptx::as_half2(ptx::load_shared4(address + at * kRowBytes)));
         scale[m_tile][q][0] = v.x, zero[m_tile][q][0] = -v.x * Quant::Codec::kOffset;
         scale[m_tile][q][1] = v.y, zero[m_tile][q][1] = -v.y * Quant::Codec::kOffset;
       }

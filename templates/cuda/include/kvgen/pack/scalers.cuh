@@ -141,12 +141,13 @@ __device__ __forceinline__ void token_scalers(const LaneVectors<Places, Element,
     range.include_lane(2);
     if (lane_row == 0 || lane_row == mine) own = range;
   }
-  __half params[2];
+  using Param = typename Quant::Codec::Param;
+  Param params[2];
   const Scaler s = Quant::Codec::make_scaler(own.lowest(), own.highest(), params);
   if (lane % 4 < kLaneRows) {
 #pragma unroll
     for (int kind = 0; kind < Quant::kParams; ++kind)
-      *reinterpret_cast<__half*>(block + Places::param_offset(kind, token + mine * 8 + lane / 4, Places::Runs::channel(x))) = params[kind];
+      *reinterpret_cast<Param*>(block + Places::param_offset(kind, token + mine * 8 + lane / 4, Places::Runs::channel(x))) = params[kind];
   }
   const int row = lane / 4 * 4;
   if constexpr (Quant::Codec::template kByThresholds<Element>) {

@@ -18,7 +18,7 @@ constexpr int kSinkRuns = ceil_div(Format::ResidualRows::kSink, Format::kTokens)
 
 template <class Places>
 __device__ __forceinline__ float param(const uint8_t* block, int kind, int token, int channel) {
-  return __half2float(*reinterpret_cast<const __half*>(block + Places::param_offset(kind, token, channel)));
+  return to_float(*reinterpret_cast<const typename Places::Codec::Param*>(block + Places::param_offset(kind, token, channel)));
 }
 
 // Scales and zeros of eight consecutive channels of a token, or of four of a half run, twice.
