@@ -34,12 +34,14 @@ __device__ void flush(const AttendArgs& args, const Shared<Traits>& shared, cons
     __syncthreads();
     pack_block<Format, Traits::kThreads>([&](int token) { return residual.k_held(token); },
                                          [&](int token) { return residual.v_held(token); }, block, shared.memory + Memory::kFlush);
+    if constexpr (ResidualRows::kRollback == 0)
+      residual.keep_rotated(max(residual.old, Format::kTokens), residual.count(), [&](int token) { return residual.later_row_of(token); });
   } else {
     pack_block<Format, Traits::kThreads>([&](int token) { return residual.k_row(token); }, [&](int token) { return residual.v_row(token); },
                                          block, shared.memory + Memory::kFlush);
+    if constexpr (ResidualRows::kRollback == 0)
+      residual.store(ResidualRows::kLocal > 0 ? max(residual.old, Format::kTokens) : Format::kTokens, residual.count());
   }
-  if constexpr (ResidualRows::kRollback == 0)
-    residual.store(ResidualRows::kLocal > 0 ? max(residual.old, Format::kTokens) : Format::kTokens, residual.count());
 }
 
 // Counts this CTA as a reader of the lengths; returns the previous count to thread 0. It is called after all warps have read the lengths

@@ -67,8 +67,6 @@ struct Residual {
 
   // Copies tokens [from, to), which the step leaves unquantized although it packs a block, to their rows.
   __device__ void store(int from, int to) const {
-    if constexpr (kRotated<typename Traits::Key> || kRotated<typename Traits::Value>)
-      return keep_rotated(from, to, [&](int token) { return ResidualRows::row_of(length + fresh, token - ResidualRows::kBlock); });
     constexpr int kVectors = Format::kHeadDim / 8;
     for (int at = threadIdx.x; at < (to - from) * kVectors; at += Traits::kThreads) {
       const int token = from + at / kVectors, offset = at % kVectors * 8;
@@ -86,6 +84,8 @@ struct Residual {
     copy_rotated<typename Traits::Value, Format::kHeadDim, Traits::kThreads>(
         to - from, 0, [&](int i) { return v_row(from + i); }, [&](int i) { return v_residual + place(from + i) * Format::kHeadDim; });
   }
+  // The row of a token that stays unquantized although the step packs a block.
+  __device__ int later_row_of(int token) const { return ResidualRows::row_of(length + fresh, token - ResidualRows::kBlock); }
   // The row of a token in the residual.
   __device__ int row_of(int token) const { return ResidualRows::row_of(length, token); }
 
@@ -133,8 +133,10 @@ struct ResidualTile {
   }
   // Rotates the step's tokens, which the caller gives as they are.
   __device__ __forceinline__ void rotate(const Residual<Traits>& residual, int lane) {
-    if constexpr (kRotated<typename Traits::Key>) rotate_new<typename Traits::Key, KeyRuns>(keys, residual, lane);
-    if constexpr (kRotated<typename Traits::Value>) rotate_new<typename Traits::Value, ValueRuns>(values, residual, lane);
+    if constexpr (kRotated<typename Traits::Key>)
+      rotate_new<typename Traits::Key, KeyRuns>(keys, residual, lane, [&](int token) { return residual.k_row(token); });
+    if constexpr (kRotated<typename Traits::Value>)
+      rotate_new<typename Traits::Value, ValueRuns>(values, residual, lane, [&](int token) { return residual.v_row(token); });
   }
   // Appends the step's tokens to the residual. No CTA reads these rows in this launch.
   __device__ __forceinline__ void append(const Residual<Traits>& residual, int lane) const {
@@ -152,21 +154,27 @@ struct ResidualTile {
   }
 
  private:
-  // One copy of the code for both halves: it runs once in a step, and fetching it takes time.
-  template <class Quant, class Runs>
-  __device__ __forceinline__ void rotate_new(uint4 (&rows)[Runs::kCount][2], const Residual<Traits>& residual, int lane) const {
+  // Loads new tokens anew, as many rows as the warp holds in vectors of eight channels: of one token the runs would leave most lanes idle.
+  template <class Quant, class Runs, class Row>
+  __device__ __forceinline__ void rotate_new(uint4 (&rows)[Runs::kCount][2], const Residual<Traits>& residual, int lane, Row&& row) const {
+    constexpr int kVectors = Traits::kHeadDim / 8, kAtOnce = 32 / kVectors < 8 ? 32 / kVectors : 8;
+    using Element = typename Traits::Format::Element;
+    const int channel = lane % kVectors * 8, end = first + valid;
 #pragma unroll 1
-    for (int half = 0; half < 2; ++half) {
-      if (!residual.fresh || first + min(8 * half + 7, valid - 1) < residual.old) continue;
-      const bool fresh = first + min(8 * half + lane / 4, valid - 1) >= residual.old;
-      uint4 row[Runs::kCount];
-#pragma unroll
-      for (int x = 0; x < Runs::kCount; ++x) row[x] = half ? rows[x][1] : rows[x][0];
-      rotate_runs<Rotation<Quant>, Runs, typename Traits::Format::Element>(row, lane);
+    for (int token = max(first, residual.old); token < end; token += kAtOnce) {
+      const uint4 given = load_run(row(min(token + lane / kVectors, end - 1)) + channel, false);
+      const uint4 v = rotate_vector<Rotation<Quant>, Element>(given, channel, lane);
+      const int low = first + lane / 4 - token, high = low + 8;  // the lane's rows among these tokens
+      const bool has_low = low >= 0 && low < kAtOnce, has_high = high >= 0 && high < kAtOnce;
+      const int from = has_low ? low * kVectors : has_high ? high * kVectors : 0;
 #pragma unroll
       for (int x = 0; x < Runs::kCount; ++x) {
-        if (fresh && half == 0) rows[x][0] = row[x];
-        if (fresh && half == 1) rows[x][1] = row[x];
+        const int at = Runs::lane_channel(x, lane % 4), lane_of = from + at / 8;
+        uint4 mine = make_uint4(__shfl_sync(~0u, v.x, lane_of), __shfl_sync(~0u, v.y, lane_of), __shfl_sync(~0u, v.z, lane_of),
+                                __shfl_sync(~0u, v.w, lane_of));
+        if (Runs::is_half(x)) mine = at % 8 ? make_uint4(mine.z, mine.w, mine.z, mine.w) : make_uint4(mine.x, mine.y, mine.x, mine.y);
+        if (has_low) rows[x][0] = mine;
+        if (has_high) rows[x][1] = mine;
       }
     }
   }
