@@ -88,7 +88,7 @@ OLDER = tuple(
         ("k2v2:boost1/8:page128", "default"), ("k4v4:bf16:q4:page128", "default"), ("k8v8:d64:h5/1", "default"), ("k4v4:d256", "default"),
         ("k8v8:vchannel:sym", "default"), ("k2v2:kg16:vchannel:vg16", "default"), ("k16v16:d256", "default"),
         ("ke4m3ve4m3:token", "default"), ("ke4m3ve5m2:vchannel:kg32", "default"), ("knvfp4vmxfp4", "default"),
-        ("k4v4:d512:h8/2", "default"), ("k8v8:d512:token:h16/2", "default"),
+        ("k4v4:d512:h8/2", "default"), ("k8v8:d512:token:h8/2", "default"),
     )
 )  # fmt: skip
 
