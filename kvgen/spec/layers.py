@@ -17,6 +17,7 @@ from kvgen.files import read_plain
 from kvgen.spec.issues import closest
 from kvgen.spec.load import load_spec
 from kvgen.spec.model import KernelSpec
+from kvgen.spec.presets import overlaid
 
 Config = Mapping[str, Any]
 Format = KernelSpec | Mapping[str, Any] | str | Path
@@ -213,10 +214,11 @@ def layer_specs(
     """The spec of every layer of a model with this configuration.
 
     `spec` is one format for all layers, formats by layer type (`full_attention`, `sliding_attention`), or a sequence with one for each
-    layer. A format is what `kvgen.load_spec` takes, or a mapping without heads (`key`, `value`, `cache`, or a `preset`). Heads, soft cap,
-    window and the sinks of gpt-oss (`WITH_SINKS`) come from the configuration; of other models with sinks the format has to say so
-    (`attention.sinks`). The dtype is the format's; of a mapping without one, the configuration's, and `dtype` where it has none. A mapping
-    without workloads is for `batch` sequences of `max_len` tokens.
+    layer. A format is what `kvgen.load_spec` takes, or a mapping without heads (`key`, `value`, `cache`, or a `preset`). A mapping for all
+    layers may have `ends`, what differs in so many first and last layers: `{preset: bitdecoding-int4, ends: {layers: 2, key: {bits: 8}}}`.
+    Heads, soft cap, window and the sinks of gpt-oss (`WITH_SINKS`) come from the configuration; of other models with sinks the format has
+    to say so (`attention.sinks`). The dtype is the format's; of a mapping without one, the configuration's, and `dtype` where it has none.
+    A mapping without workloads is for `batch` sequences of `max_len` tokens.
 
     Raises UnsupportedError for layers that are no causal attention, ValueError where a format contradicts the configuration and for an
     unknown layer type, SpecError for formats with mistakes.
@@ -359,6 +361,14 @@ def _scale(model: str, config: Config, facts: LayerFacts) -> float | None:
 
 
 def _by_layer(spec: Format | Mapping[str, Format] | Sequence[Format], kinds: Sequence[str]) -> list[Format]:
+    if isinstance(spec, Mapping) and "ends" in spec:
+        ends: Any = spec["ends"]
+        inner: dict[str, Any] = {name: value for name, value in spec.items() if name != "ends"}
+        count = ends.get("layers") if isinstance(ends, Mapping) else None
+        if not isinstance(ends, Mapping) or not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= len(kinds) // 2:
+            raise ValueError(f"ends.layers is a number from 1 to {len(kinds) // 2}, of first and of last layers of {len(kinds)}")
+        outer: Format = overlaid(inner, {name: value for name, value in ends.items() if name != "layers"})
+        return [outer] * count + [inner] * (len(kinds) - 2 * count) + [outer] * count
     if isinstance(spec, Mapping):  # layer types, misspelt perhaps, are no fields of a spec
         kinds_named = [key for key in map(str, spec) if key.endswith("_attention") or closest(key, (FULL, SLIDING), 0.8)]
         unknown = [key for key in spec if kinds_named and key not in (FULL, SLIDING)]

@@ -61,6 +61,14 @@ def load_any_spec(source: str | Path | Mapping[str, Any] | AnySpec) -> AnySpec:
     return _spec_of(*_read_yaml(_read(Path(source)), str(source)), str(source))
 
 
+def read_mapping(file: Path) -> dict[str, Any]:
+    """The mapping in a YAML file, which need not be a whole spec. Raises SpecError."""
+    data, _ = _read_yaml(_read(file), str(file))
+    if not isinstance(data, dict):
+        raise SpecError([SpecIssue("", "a format is a mapping of sections (key, value, cache, ...)")], str(file))
+    return data
+
+
 def dump_spec(spec: AnySpec) -> str:
     """YAML with every field; `load_any_spec` gives the same spec back."""
     data = spec.to_json()

@@ -70,7 +70,7 @@ FORMATS: dict[str, dict[str, Any]] = {
 def presets() -> dict[str, KernelSpec]:
     """Every preset as a spec, with Llama-3.1-8B's heads and the default workload."""
     heads = {"q_heads": 32, "kv_heads": 8, "head_dim": 128}
-    return {name: KernelSpec(**_merge({"name": name, "attention": heads}, chosen)) for name, chosen in FORMATS.items()}
+    return {name: KernelSpec(**overlaid({"name": name, "attention": heads}, chosen)) for name, chosen in FORMATS.items()}
 
 
 def start_from(data: dict[str, Any]) -> tuple[dict[str, Any], SpecIssue | None, list[str]]:
@@ -85,7 +85,7 @@ def start_from(data: dict[str, Any]) -> tuple[dict[str, Any], SpecIssue | None, 
         if isinstance(own.get(section), Model):
             reason = f"with a preset, give a mapping of the fields that differ, not {type(own[section]).__name__}"
             return own, SpecIssue(section, reason), []
-    merged = _merge(FORMATS[name], own)
+    merged = overlaid(FORMATS[name], own)
     return merged, None, list(_fit(name, own, merged))
 
 
@@ -107,10 +107,10 @@ def _fit(preset: str, own: Mapping[str, Any], merged: dict[str, Any]) -> Iterato
             quant["group"] = fitting[-1]
 
 
-def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def overlaid(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """`over` on top of `base`, mapping by mapping."""
     merged = deepcopy(dict(base))
     for key, value in over.items():
         old = merged.get(key)
-        merged[key] = _merge(old, value) if isinstance(old, dict) and isinstance(value, Mapping) else value
+        merged[key] = overlaid(old, value) if isinstance(old, dict) and isinstance(value, Mapping) else value
     return merged

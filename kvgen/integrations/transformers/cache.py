@@ -226,6 +226,14 @@ class KvgenCache(Cache):
         found: tuple[Any, Tensor] = self.layers[layer_idx].update(key_states, value_states)
         return found
 
+    def append(self, states: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Append K and V that the model computed over another cache: of every layer, [batch, kv_heads, tokens, head_dim].
+
+        A prompt is thus run once for several formats: `[(layer.keys, layer.values) for layer in DynamicCache().layers]` are its states.
+        Raises ValueError on wrong layers or tokens, CacheMismatch where there is no room.
+        """
+        self.passes.append(states)
+
     def get_query_offset(self, layer_idx: int = 0) -> int:  # noqa: ARG002
         """0: kvgen's masks are padding alone, and causality is the kernel's."""
         return 0

@@ -87,6 +87,23 @@ class Passes:
         self._broke = False
         return out
 
+    def append(self, states: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Append K and V of every layer, [batch, kv_heads, tokens, head_dim], the same number of tokens for all sequences.
+
+        Raises ValueError where layers or tokens are not those of the model's caches, CacheMismatch where there is no room.
+        """
+        if len(states) != len(self.layers):
+            raise ValueError(f"the cache has {len(self.layers)} layers, and K and V of {len(states)} were given")
+        tokens = states[0][0].shape[2]
+        self._begin(tokens, None)
+        for (group, number), (k, v) in zip(self.layers, states, strict=True):
+            if k.shape[2] != tokens:
+                raise ValueError(f"all layers have the same tokens, and K was given with {tokens} and {k.shape[2]}")
+            self._broke = True
+            group.kernel.prefill(group.caches[number], k.transpose(1, 2).contiguous(), v.transpose(1, 2).contiguous(), advance=False)
+        self._end(tokens)
+        self._broke = False
+
     def check(self) -> None:
         """Raises CacheMismatch once where the device refused an earlier change of lengths.
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
 import pytest
+import torch
+import yaml
 
-from kvgen import accuracy as formats
+from kvgen.accuracy import evaluate
 from kvgen.spec import load_spec
-from tests.support.commands import ROOT
+from tests.support.commands import ROOT, TINY
 
 
 def test_presets_and_schema_describe_the_language(kvgen: Any) -> None:
@@ -20,20 +23,34 @@ def test_presets_and_schema_describe_the_language(kvgen: Any) -> None:
     assert kvgen("schema").json() == json.loads((ROOT / "docs" / "kvgen-spec.schema.json").read_text())
 
 
-@pytest.fixture
-def figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Errors that are there at once, instead of those of seeded data."""
-    errors = {"relative_l2": 0.1, "cosine": 0.99, "weights_l1": 0.05}
-    monkeypatch.setattr(formats, "format_quality", lambda spec: {"normal": errors, "structured": errors, "kv_len": 4096})
+def test_accuracy_prints_and_writes_the_figures_of_formats_by_name_and_file(
+    kvgen: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The model's figures are tests/unit/accuracy's task; these are numbers."""
+    asked: dict[str, Any] = {}
 
+    def evaluated(subject: Any, formats: dict[str, Any], texts: list[Any], sizes: Any, told: Any) -> list[dict[str, Any]]:
+        asked.update(formats)
+        size = {"bits": 4.25, "unquantized_tokens": 0, "text": "all", "context": sizes.context, "depths": ""}
+        return [
+            {"format": name, **size, "measure": measure, "value": 0.5, "low": 0.25, "high": 0.75}
+            for name in formats for measure in (*evaluate.MEASURES, *evaluate.RETRIEVAL)
+        ]  # fmt: skip
 
-def test_accuracy_prints_and_writes_a_row_of_every_format(kvgen: Any, figures: None, tmp_path: Path) -> None:
-    answer = kvgen("accuracy", "--csv", "new/a.csv")
+    subject = SimpleNamespace(name="small", limit=1024, device=torch.device("cpu"))
+    monkeypatch.setattr(evaluate, "load", lambda name, dtype: subject)
+    monkeypatch.setattr(evaluate, "evaluate", evaluated)
+    (tmp_path / "text.txt").write_text("words")
+    words = ("accuracy", "kitty", "tiny.yaml", "--text", "text.txt")
+    answer = kvgen(*words, "--csv", "new/a.csv")
     assert answer.code == 0
-    assert all(name in answer.out for name in formats.suite())
-    assert set(pd.read_csv(tmp_path / "new" / "a.csv").format) == set(formats.suite())
-    (row,) = kvgen("accuracy", "tiny.yaml", "--json").json()
-    assert (row["format"], row["bits"], row["structured_weights_l1"]) == ("tiny", 6.0, 0.05)
+    assert "small at 1024 tokens" in answer.out
+    assert "+50.00% (+25.00% to +75.00%)" in answer.out
+    assert asked == {"kitty": {"preset": "kitty"}, "tiny": {part: yaml.safe_load(TINY)[part] for part in ("key", "value")}}
+    assert set(pd.read_csv(tmp_path / "new" / "a.csv").format) == set(asked)
+    asked.clear()
+    assert {one["format"] for one in kvgen(*words, "--layers-in-8-bits", "2", "--json").json()} == {"kitty-ends-8", "tiny-ends-8"}
+    assert asked["kitty-ends-8"]["ends"] == {"layers": 2, "key": {"bits": 8}, "value": {"bits": 8}}
 
 
 def test_recommend_lists_formats_and_prints_the_spec_of_the_best(kvgen: Any) -> None:
@@ -84,7 +101,7 @@ def test_a_scale_of_the_model_is_told_beside_the_spec_and_mla_is_refused(kvgen: 
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["recommend", "llama-3.1-8b"], 2, "give --budget-bytes-per-token or --max-error"),
+        (["recommend", "llama-3.1-8b"], 2, "give --budget-bytes-per-token or --max-kl"),
         (["spec", "nonsense"], 2, "'nonsense' is neither a config.json, nor its folder, nor layers"),
         (["spec", "llama-3.1-8b", "--format", "k3v3"], 2, "there is no format"),
         (["spec", "llama-3.1-8b", "--dtype", "int8"], 2, "--dtype is one of float16, bfloat16, float32"),
@@ -93,7 +110,7 @@ def test_a_scale_of_the_model_is_told_beside_the_spec_and_mla_is_refused(kvgen: 
         (["spec", "llama-3.1-8b", "--layers", "sliding_attention"], 2, "no layers of type sliding_attention, but full_attention"),
         (["recommend", "llama-3.1-8b", "--budget-bytes-per-token", "36X"], 2, "no size of at least one byte"),
         (["recommend", "llama-3.1-8b", "--budget-bytes-per-token", "5"], 3, "fits llama-3.1-8b: the smallest takes 18432 bytes per token"),
-        (["recommend", "llama-3.1-8b", "--max-error", "0"], 3, "the least error is 0.0161"),
+        (["recommend", "llama-3.1-8b", "--max-kl", "0", "--budget-bytes-per-token", "36KB"], 3, "and the least KL divergence is 0"),
     ],
 )
 def test_what_cannot_be_is_refused_with_a_reason(kvgen: Any, words: list[str], code: int, said: str) -> None:
