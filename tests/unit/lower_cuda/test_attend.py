@@ -60,14 +60,13 @@ CASES: dict[str, tuple[int, dict[str, Value]]] = {
     "k2v4:d112:h16/1:kg32:boost3/7range": (64, {**TWO, "exact_q": False}),
     # wide heads, whose residual stays in memory
     "k4v8:bf16:d512:h8/1:kg32:vg128": (32, {"kv_tile": 32}),
+    # floats
+    "knvfp4vmxfp4:h8/2:page16:d64:q2": (16, {"kv_tile": 64}),
+    "ke4m3ve5m2:h4/4:vchannel:kg32:vg64:d80": (64, TWO),
     # runs of query rows
     "k4v4:vchannel:d112:h64/2:kg64:vg32": (64, TWO),
     "k8v4:d80:q8:h32/2:kg32:sink5:local20:rollback8:sinks": (32, TWO),
     "k4v8:token:q5:h20/1:d144:page16:window100:cap20": (16, {"kv_tile": 32, "reduction": "cluster2"}),
-    # floats
-    "ke4m3vmxfp4:token:h8/2:page16:d64:q2": (16, {"kv_tile": 64}),
-    "ke5m2ve4m3:h4/4:vchannel:kg32:vg64:d80": (64, TWO),
-    "knvfp4ve4m3:h4/4:bf16:d48": (32, TWO),
     # unquantized tokens and learned sinks
     "k2v2:h8/2:d64:kg64:vg64:boost1/4:sink32:local128:page128": (64, {}),
     "k4v8:token:page16:h4/2:d64:sink40:rollback30:q3:sinks": (16, {"kv_tile": 64, "tiles_in_flight": 2}),

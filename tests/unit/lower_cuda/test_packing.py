@@ -40,8 +40,7 @@ FORMATS = {
     "k2v2:vchannel:bf16:d112:kg64:vg64:boost6/7range": 64,
     "k2v16:d48:kg32:boost2/3static": 32,
     "ke4m3vnvfp4:token": 32,
-    "ke5m2ve4m3:vchannel:bf16:d80:kg32:vg16": 32,
-    "kmxfp4ve5m2:bf16:d96": 16,
+    "kmxfp4ve5m2:vchannel:bf16:d96:vg48": 96,
     "k4v4:token:bf16:krot128:vrot16u": 32,
     "k2v2:d80:kg32:boost1/5:vchannel:vg32:krot16u:vrot16": 64,
 }
