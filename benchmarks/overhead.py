@@ -51,7 +51,7 @@ q = torch.randn(1, 1, 2, 32, dtype=torch.float16)
 new = k[:, :1]
 variant = kernel.variant(spec.workloads[0])
 out = torch.empty_like(q)
-raw = (q, new, new, cache.packed, cache.k_residual, cache.v_residual, cache.lengths, None, None, out, None)
+raw = (q, new, new, cache.packed, cache.k_residual, cache.v_residual, cache.lengths, None, None, None, out, None)
 workspace = next(iter(cache.sequences.workspaces.values()))
 def loop(call, count=2000):
     taken = []

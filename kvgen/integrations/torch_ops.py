@@ -32,7 +32,7 @@ def attend(
     sinks: Tensor | None, module: str, scale: float, max_len: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(out, lse) of q over a cache's tensors; shapes and types are those of `docs/abi.md`. Nothing is appended."""
-    return _run(q, None, (packed, k_residual, v_residual, lengths, block_table, None), workspace, sinks, module, scale, max_len)
+    return _run(q, None, (packed, k_residual, v_residual, lengths, block_table, None, None), workspace, sinks, module, scale, max_len)
 
 
 @torch.library.custom_op("kvgen::decode", mutates_args=("packed", "k_residual", "v_residual", "lengths", "workspace"))
@@ -41,7 +41,9 @@ def decode(
     block_table: Tensor | None, workspace: Tensor, sinks: Tensor | None, module: str, scale: float, max_len: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Append k_new and v_new to a cache's tensors; (out, lse) of q over them. `lengths` grow in place."""
-    return _run(q, (k_new, v_new), (packed, k_residual, v_residual, lengths, block_table, None), workspace, sinks, module, scale, max_len)
+    return _run(
+        q, (k_new, v_new), (packed, k_residual, v_residual, lengths, block_table, None, None), workspace, sinks, module, scale, max_len
+    )
 
 
 @attend.register_fake

@@ -351,7 +351,15 @@ class Calls:
                 try:
                     if plan is None and cache.gpu is not None and sequences.batch > 1 and not sequences.uniform:
                         numbers = launch.plan(sequences.lengths, tokens, max_len, flag, append=appended > 0, skip_empty=new is None)
-                    tensors = (cache.packed, cache.k_residual, cache.v_residual, sequences.lengths, sequences.block_table, cache.scales)
+                    tensors = (
+                        cache.packed,
+                        cache.k_residual,
+                        cache.v_residual,
+                        sequences.lengths,
+                        sequences.block_table,
+                        None,
+                        cache.scales,
+                    )
                     launch.run(q, new, tensors, (out, lse, sinks, workspace, numbers, scale, bound), max_len, flag, advance=advance)
                 except Exception:
                     self._arguments.named(q, new, out, cache.batch, cache.device)  # which argument the module refused
@@ -366,6 +374,10 @@ class Calls:
         """The launch of a captured step over a cache, for its capacity. Raises CacheMismatch for a cache of another layout."""
         self._arguments.cache(cache)
         return self._launch(cache, cache.max_len, q_len)
+
+    def launch_for(self, batch: int, length: int, q_len: int = 1) -> Executable:
+        """The launch for `batch` sequences of up to `length` tokens, of which nothing more is known."""
+        return self._launches[self._dispatch.launch(batch, length, min(q_len, self._most_q), None, equal=False)]
 
     def _launch(
         self,

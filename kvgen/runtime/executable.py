@@ -50,12 +50,17 @@ class Executable:
         if workspace is None:
             if cache.sequences.capturing:
                 raise CacheMismatch("the cache has no workspace for this kernel yet: call prepare(cache) before the graph is captured")
-            with _on(cache.gpu):
-                size = int(self.module.workspace_bytes(cache.batch, cache.max_len, self._most_q))
-            workspace = torch.zeros(max(16, size), dtype=torch.uint8, device=cache.device)
-            if cache.gpu is not None:  # once for each workspace: calls on other streams need not wait for the zeros
-                torch.cuda.current_stream(cache.gpu).synchronize()
-            cache.sequences.workspaces[self.key] = workspace
+            workspace = cache.sequences.workspaces[self.key] = self.new_workspace(cache.device, cache.batch, cache.max_len)
+        return workspace
+
+    def new_workspace(self, device: torch.device, batch: int, max_len: int) -> Tensor:
+        """Zeros, for calls over up to `batch` sequences of up to `max_len` tokens that run one after the other."""
+        gpu = device.index if device.type == "cuda" else None
+        with _on(gpu):
+            size = int(self.module.workspace_bytes(batch, max_len, self._most_q))
+        workspace = torch.zeros(max(16, size), dtype=torch.uint8, device=device)
+        if gpu is not None:  # once for each workspace: calls on other streams need not wait for the zeros
+            torch.cuda.current_stream(gpu).synchronize()
         return workspace
 
     def release(self, cache: KVCache) -> None:
@@ -64,15 +69,19 @@ class Executable:
 
     def plan(self, lengths: Tensor, q_len: int, max_len: int, overflow: int, *, append: bool, skip_empty: bool) -> Tensor:
         """The numbers of a plan, which the device computes: int32, as `docs/abi.md` says. At `overflow` it says that there is no room."""
-        gpu = lengths.device.index if lengths.is_cuda else None
-        key = (gpu, len(lengths), max_len, q_len)  # it depends on the GPU's number of multiprocessors
-        size = self._plan_sizes.get(key)
-        if size is None:
-            with _on(gpu):
-                size = self._plan_sizes[key] = int(self.module.plan_size(len(lengths), max_len, q_len))
+        size = self.plan_size(lengths.device.index if lengths.is_cuda else None, len(lengths), max_len, q_len)
         numbers = torch.empty(size, dtype=torch.int32, device=lengths.device)
         self.module.plan(lengths, numbers, q_len, int(append), int(skip_empty), max_len, overflow)
         return numbers
+
+    def plan_size(self, gpu: int | None, batch: int, max_len: int, q_len: int) -> int:
+        """Numbers of a plan; a larger batch has no fewer."""
+        key = (gpu, batch, max_len, q_len)  # it depends on the GPU's number of multiprocessors
+        size = self._plan_sizes.get(key)
+        if size is None:
+            with _on(gpu):
+                size = self._plan_sizes[key] = int(self.module.plan_size(batch, max_len, q_len))
+        return size
 
     def run(self, q: Tensor, new: New | None, cache: Tensors, rest: Rest, max_len: int, overflow: int, *, advance: bool) -> None:
         """The module's `attend`, or with `new` K and V its `decode`; with `advance` lengths count `new`. Lengths and plan are the caller's.

@@ -72,6 +72,8 @@ class Call:
     """Of K and of V, before they are stored."""
     advance: bool = True
     """Whether the lengths count the new tokens; if not, `advance` of the module does, once for all layers."""
+    waits: bool = True
+    """Whether the host may wait for the lengths."""
 
     def of(self, rows: slice, heads: slice, group: int) -> Call:
         """The call for some sequences and KV heads, with `group` query heads per KV head; q and `new` are aligned for torch's kernels."""
@@ -159,7 +161,7 @@ def on_gpu(module: Module, cache: Tensors, call: Call) -> None:
     call = replace(call, q=rotate(call.q, of_k), new=new)  # as the cache holds them
     room = -(-call.bound // PREFIX_STEP) * PREFIX_STEP if call.bound >= PREFIX_STEP else call.bound
     cut: Cut = 0, False
-    if plain and tokens % PLANNED == 0 and call.bound >= PREFIX_STEP and dense_fits(call.q):
+    if call.waits and plain and tokens % PLANNED == 0 and call.bound >= PREFIX_STEP and dense_fits(call.q):
         cut = cut_of(cache[3].tolist(), tokens, call.new is not None)
     kept: list[tuple[Tensor, Tensor]] = []
     if call.new is not None and call.bound >= call.limit:  # a sequence may have no room, as far as the host knows: its outputs stay
@@ -201,12 +203,13 @@ def _dequantized(
     """K and V [sequences, room, heads, head_dim] of a part. Past each length, and where a sliding window has passed, they are zero if
     `zeroed`, else uninitialized: kernels that mask these tokens by a weight of 0 need finite numbers (0 * NaN = NaN).
     """
-    packed, k_residual, v_residual, lengths, table, scales = cache
+    packed, k_held, v_held, lengths, table, slots, scales = cache
     shape = (2, heads.stop - heads.start, rows.stop - rows.start, room, like.shape[3])
     new = torch.zeros if zeroed else torch.empty
     k, v = new(shape, dtype=like.dtype, device=like.device).permute(0, 2, 3, 1, 4)  # the tokens of a head lie together
     blocks, pages = (packed[rows, heads], None) if table is None else (packed[:, heads], table[rows])
-    module.unpack(blocks, k_residual[rows, heads], v_residual[rows, heads], lengths[rows], pages, _of(scales, heads), k, v)
+    k_residual, v_residual = (x[rows, heads] if slots is None else x[slots[rows].long()][:, heads] for x in (k_held, v_held))
+    module.unpack(blocks, k_residual, v_residual, lengths[rows], pages, None, _of(scales, heads), k, v)
     return k, v
 
 

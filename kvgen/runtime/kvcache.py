@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from kvgen.format.layout import PackedLayout
     from kvgen.spec import KernelSpec
 
-Tensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
-"""packed, k_residual, v_residual, lengths, block_table and static scales of a cache."""
+Tensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]
+"""packed, k_residual, v_residual, lengths, block_table, residual_slots and static scales of a cache; a `KVCache` has no slots."""
 HUGE_PAGE = 2 << 20
 
 
@@ -68,7 +68,7 @@ class KVCache:
     @property
     def tensors(self) -> Tensors:
         """The tensors of a cache, in the order of a module's arguments."""
-        return self.packed, self.k_residual, self.v_residual, self.sequences.lengths, self.sequences.block_table, self.scales
+        return self.packed, self.k_residual, self.v_residual, self.sequences.lengths, self.sequences.block_table, None, self.scales
 
     @property
     def nbytes(self) -> int:

@@ -101,7 +101,7 @@ void require_room(int64_t length, int64_t more, int64_t limit) {
 int32_t* numbers(const TensorView& tensor) { return static_cast<int32_t*>(tensor.data_ptr()); }
 
 void pack(TensorView k, TensorView v, TensorView new_lengths, TensorView packed, TensorView k_residual, TensorView v_residual,
-          TensorView lengths, Optional<TensorView> table, Optional<TensorView>, int64_t limit, int64_t, bool advance) {
+          TensorView lengths, Optional<TensorView> table, Optional<TensorView>, Optional<TensorView>, int64_t limit, int64_t, bool advance) {
   const Cache cache{packed, k_residual, v_residual, lengths, table};
   for (int64_t b = 0; b < lengths.size(0); ++b) require_room(numbers(lengths)[b], numbers(new_lengths)[b], limit);
   for (int64_t b = 0; b < lengths.size(0); ++b) {
@@ -173,14 +173,14 @@ void advance(TensorView lengths, Optional<TensorView> counts, int64_t tokens, in
 void crop(TensorView, TensorView, Optional<TensorView>, int64_t, int64_t, int64_t) { TVM_FFI_THROW(ValueError) << "no tokens can be taken back"; }
 
 void attend(TensorView q, TensorView packed, TensorView k_residual, TensorView v_residual, TensorView lengths, Optional<TensorView> table,
-            Optional<TensorView>, TensorView out, Optional<TensorView> lse, Optional<TensorView>, TensorView,
+            Optional<TensorView>, Optional<TensorView>, TensorView out, Optional<TensorView> lse, Optional<TensorView>, TensorView,
             Optional<TensorView> plan, double scale, int64_t) {
   const int32_t* before = numbers(plan ? plan.value() : lengths);
   run(q, Cache{packed, k_residual, v_residual, lengths, table}, [&](int64_t b) { return before[b]; }, out, lse, scale);
 }
 
 void decode(TensorView q, TensorView k, TensorView v, TensorView packed, TensorView k_residual, TensorView v_residual, TensorView lengths,
-            Optional<TensorView> table, Optional<TensorView>, TensorView out, Optional<TensorView> lse, Optional<TensorView>,
+            Optional<TensorView> table, Optional<TensorView>, Optional<TensorView>, TensorView out, Optional<TensorView> lse, Optional<TensorView>,
             TensorView, Optional<TensorView> plan, double scale, int64_t, int64_t limit, int64_t, bool advance) {
   const Cache cache{packed, k_residual, v_residual, lengths, table};
   for (int64_t b = 0; b < lengths.size(0); ++b)
@@ -201,7 +201,7 @@ void decode(TensorView q, TensorView k, TensorView v, TensorView packed, TensorV
 }
 
 void unpack(TensorView packed, TensorView k_residual, TensorView v_residual, TensorView lengths, Optional<TensorView> table,
-            Optional<TensorView>, TensorView k, TensorView v) {
+            Optional<TensorView>, Optional<TensorView>, TensorView k, TensorView v) {
   const Cache cache{packed, k_residual, v_residual, lengths, table};
   for (int64_t b = 0; b < lengths.size(0); ++b) {
     const int64_t length = *cache.length(b), full = length / cache.block() * cache.block();

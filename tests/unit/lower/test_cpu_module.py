@@ -127,7 +127,7 @@ def calls(spec: KernelSpec) -> tuple[Variant, KVCache, torch.Tensor, torch.Tenso
 
 def tensors(cache: KVCache) -> tuple[torch.Tensor | None, ...]:
     """What modules take of a cache, in the order of their arguments."""
-    return cache.packed, cache.k_residual, cache.v_residual, cache.lengths, cache.block_table, None
+    return cache.packed, cache.k_residual, cache.v_residual, cache.lengths, cache.block_table, None, None
 
 
 def behind(bytes_: torch.Tensor, offset: int) -> torch.Tensor:
@@ -145,15 +145,15 @@ def test_the_module_refuses_wrong_tensors_in_one_sentence() -> None:
         (0, q.transpose(2, 3).contiguous().transpose(2, 3), "attend: q must be contiguous in its last dimension"),
         (1, cache.packed[:, :, :, :-128], "attend: packed has size"),
         (1, behind(cache.packed, 2), "attend: packed must start at a multiple of 4 bytes"),
-        (10, behind(good[10], 1), "attend: workspace must start at a multiple of 4 bytes"),
+        (11, behind(good[11], 1), "attend: workspace must start at a multiple of 4 bytes"),
         (5, torch.zeros(2, 2, dtype=torch.int32), "block_table must be none: this kernel was built for a contiguous cache"),
-        (6, cache.lengths, "scales must be none: blocks hold them"),
-        (9, torch.zeros(4), "attend: sinks must be none: this kernel has no learned sinks"),
-        (13, 0.5, "attend: max_len must be an int"),
+        (7, cache.lengths, "scales must be none: blocks hold them"),
+        (10, torch.zeros(4), "attend: sinks must be none: this kernel has no learned sinks"),
+        (14, 0.5, "attend: max_len must be an int"),
     ):
         with pytest.raises((ValueError, TypeError), match=message):
             v.module.attend(*good[:place], wrong, *good[place + 1 :])
-    with pytest.raises(TypeError, match="attend takes 14 arguments, got 3"):
+    with pytest.raises(TypeError, match="attend takes 15 arguments, got 3"):
         v.module.attend(*good[:3])
 
 

@@ -67,7 +67,7 @@ class Raw:
 
     @property
     def cache(self) -> tuple[torch.Tensor | None, ...]:
-        return *self.tensors, self.table, None
+        return *self.tensors, self.table, None, None
 
     @property
     def now(self) -> torch.Tensor:

@@ -52,7 +52,7 @@ extern "C" int call(bool packing, bool backwards, void* const* tensors, const in
   cache.outer_stride_bytes = numbers[0], cache.head_stride_bytes = numbers[1];
   cache.table_stride = numbers[2], cache.page_blocks = numbers[3], cache.batch = numbers[4], cache.kv_heads = numbers[5];
   const Rows k{{tensors[5], numbers[7], numbers[8], numbers[9]}}, v{{tensors[6], numbers[10], numbers[11], numbers[12]}};
-  cache.blocks = numbers[13];
+  cache.blocks = numbers[13], cache.slots = numbers[14], cache.residual_slots = static_cast<const int*>(tensors[8]);
   const int tokens = numbers[6];
   int overflow = 0;
   if (packing) {{
@@ -79,6 +79,7 @@ class Cache:
     v_residual: torch.Tensor
     lengths: torch.Tensor
     block_table: torch.Tensor | None = None
+    residual_slots: torch.Tensor | None = None
 
     def tensors(self) -> list[torch.Tensor | None]:
         """In the order of the calls."""
@@ -111,10 +112,16 @@ class Emulated:
     def _call(self, packing: bool, backwards: bool, cache: Cache, k: torch.Tensor, v: torch.Tensor, new: torch.Tensor | None) -> bool:
         table = cache.block_table
         page_blocks = 0 if table is None else cache.packed.shape[2]
-        numbers = [*cache.packed.stride()[:2], 0 if table is None else table.stride(0), page_blocks, *cache.k_residual.shape[:2]]
+        numbers = [
+            *cache.packed.stride()[:2],
+            0 if table is None else table.stride(0),
+            page_blocks,
+            len(cache.lengths),
+            cache.k_residual.shape[1],
+        ]
         blocks = cache.packed.shape[2] if table is None else table.shape[1] * page_blocks
-        numbers += [k.shape[1], *k.stride()[:3], *v.stride()[:3], blocks]
-        pointers = [None if t is None else t.data_ptr() for t in [*cache.tensors(), k, v, new]]
+        numbers += [k.shape[1], *k.stride()[:3], *v.stride()[:3], blocks, len(cache.k_residual)]
+        pointers = [None if t is None else t.data_ptr() for t in [*cache.tensors(), k, v, new, cache.residual_slots]]
         overflow = self.library(table is not None).call(
             ctypes.c_bool(packing),
             ctypes.c_bool(backwards),

@@ -12,7 +12,6 @@ import torch
 from kvgen.format.layout import PackedLayout, packed_layout
 from kvgen.format.residual import window_places
 from kvgen.lower.cuda.backend import source
-from kvgen.lower.cuda.shared import runs
 from kvgen.lower.schedule import Params, Value
 from kvgen.spec import KernelSpec
 from kvgen.verify.calls import Form, laid_out
@@ -21,11 +20,15 @@ from tests.support.reference import ReferenceCache
 from tests.unit.lower_cuda.emulate import library, part_of_wider
 
 CALLS = """
+#ifndef COUNTERS
+#define COUNTERS kvgen::Workspace<Attend_::StaticTraits>::counter_bytes(heads)
+#endif
 using Attend_ = kvgen::Attend<Constants, Schedule>;
 extern "C" int64_t workspace_bytes(int processors, int batch, int heads, int max_len) {
   emulator::processors = processors;
   return Attend_::workspace_bytes(batch, heads, max_len, 1);
 }
+extern "C" int64_t counter_bytes(int heads) { return COUNTERS; }
 extern "C" void shape(int batch, int heads, int q_len, bool append, int* to) {
   const kvgen::PlanShape s = Attend_::plan_shape(batch, heads, q_len, append);
   const int numbers[] = {s.workers, s.tile_tokens, s.block_tokens, s.head_cost, s.least_tiles, s.window, s.unpacked, s.tile_residual};
@@ -48,7 +51,8 @@ extern "C" int call(bool append, bool backwards, float scale, void* const* tenso
   a.workspace = tensors[8], a.scale = scale;
   a.plan = static_cast<const int*>(tensors[9]), a.overflow = static_cast<int*>(tensors[10]), a.limit = n[18], a.advance = n[25];
   a.sinks = static_cast<const float*>(tensors[11]);
-  if (append) a.k_new = {tensors[12], n[11], n[12], n[13]}, a.v_new = {tensors[13], n[22], n[23], n[24]};
+  a.cache.residual_slots = static_cast<const int*>(tensors[12]), a.cache.slots = n[26];
+  if (append) a.k_new = {tensors[13], n[11], n[12], n[13]}, a.v_new = {tensors[14], n[22], n[23], n[24]};
   return Attend_::launch(a, append, nullptr);
 }
 """
@@ -68,8 +72,7 @@ class Emulated:
     def __init__(self, spec: KernelSpec, block: int, chosen: Params, folder: Path) -> None:
         self.spec, self.layout, self.exact = spec, packed_layout(spec, block, "mma"), bool(chosen["exact_q"])
         self.library = compile_variant(spec, self.layout, chosen, folder)
-        self.counters = runs(spec) + (runs(spec) > 1)  # of a head
-        for called in (self.library.workspace_bytes, self.library.prefetched, self.library.launched_bytes):
+        for called in (self.library.workspace_bytes, self.library.counter_bytes, self.library.prefetched, self.library.launched_bytes):
             called.restype = ctypes.c_int64
         self.library.show.argtypes = [ctypes.c_bool]
 
@@ -106,6 +109,8 @@ class Step:
     limit: int = 2**30
     first_load_is_current: bool = False
     sinks: torch.Tensor | None = None
+    in_slots: bool = False
+    """Residuals lie in a pool, in another order than the sequences."""
     how: Form | None = None
     """The form of the call, whose tensors then lie apart. By default it asks for the LSE and advances lengths, and tensors are dense."""
     overflow: torch.Tensor = field(init=False)
@@ -115,6 +120,7 @@ class Step:
     table: torch.Tensor | None = field(init=False)
     residual: tuple[torch.Tensor, torch.Tensor] = field(init=False)
     lengths: torch.Tensor = field(init=False)
+    slots: torch.Tensor | None = field(init=False)
     longest: int = field(init=False)
     workspace: torch.Tensor = field(init=False)
 
@@ -128,6 +134,7 @@ class Step:
         self.residual = self.reference.residual()
         for residual in self.residual:
             residual[residual.eq(0).all(-1)] = torch.nan  # rows that no token has
+        self.slots = torch.arange(batch, 0, -1, dtype=torch.int32) if self.in_slots else None
         self.out, self.lse = torch.full_like(self.q, torch.nan), torch.full((batch, q_heads, q_len), torch.nan)
         if self.how is not None:
             number = self.how.number
@@ -139,7 +146,7 @@ class Step:
                 self.table = part_of_wider(self.table)
         size = self.kernel.library.workspace_bytes(self.processors, batch, heads, self.longest)
         self.workspace = torch.full((size // 4 + 1,), torch.nan)
-        self.workspace[: self.kernel.counters * batch * heads + 4] = 0
+        self.workspace[: self.kernel.library.counter_bytes(heads) // 4] = 0
         self.overflow = torch.zeros(1, dtype=torch.int32)
 
     def run(self) -> None:
@@ -157,9 +164,16 @@ class Step:
         plan = self._plan() if self.planned else None
         lse = self.lse if self.asks_lse else None
         scale = dim**-0.5 * (1.0 if self.how is None else self.how.scale or 1.0)
+        pools = self.residual
+        if self.slots is not None:
+            pools = tuple(
+                torch.full((batch + 2, *x.shape[1:]), torch.nan, dtype=x.dtype).index_copy(0, self.slots.long(), x) for x in self.residual
+            )
+        numbers += [len(pools[0])]
+        numbers[17] = pools[0].nbytes
         tensors = [
-            self.packed, *self.residual, self.lengths, self.table, self.q, self.out, lse, self.workspace, plan, self.overflow,
-            self.sinks, *(self.new or ()),
+            self.packed, *pools, self.lengths, self.table, self.q, self.out, lse, self.workspace, plan, self.overflow,
+            self.sinks, self.slots, *(self.new or ()),
         ]  # fmt: skip
         pointers = [None if t is None else t.data_ptr() for t in tensors]
         self.kernel.library.show(self.first_load_is_current)
@@ -168,6 +182,9 @@ class Step:
             (ctypes.c_void_p * len(pointers))(*pointers), (ctypes.c_int64 * len(numbers))(*numbers),
         )  # fmt: skip
         assert not failed
+        if self.slots is not None:
+            self.residual = pools[0][self.slots.long()], pools[1][self.slots.long()]
+            assert all(x[[0, -1]].isnan().all() for x in pools), "residuals of other sequences stay as they were"
 
     @property
     def asks_lse(self) -> bool:

@@ -113,7 +113,7 @@ def borders(built: Emulated) -> tuple[int, ...]:
 def test_attend_agrees_with_the_reference(kernel: Make, name: str, lengths: tuple[int, ...], processors: int, planned: bool) -> None:
     built = kernel(name)
     held, q = reference(built, lengths, hard=lengths == EQUAL)
-    step = Step(built, held, q, processors=processors, planned=planned, sinks=logits(built))
+    step = Step(built, held, q, processors=processors, planned=planned, in_slots=planned, sinks=logits(built))
     step.run()
     agree(step, held.attend(q, sinks=logits(built)))
 
@@ -123,7 +123,7 @@ def test_attend_agrees_with_the_reference(kernel: Make, name: str, lengths: tupl
 def test_decode_attends_appends_and_packs_what_became_full(kernel: Make, name: str, planned: bool) -> None:
     """CTAs in either order: any may be the last to complete a head, and no block is packed before all runs of rows have read it.
 
-    The static scheduler advances lengths, a plan leaves them.
+    The static scheduler advances lengths, a plan leaves them; with one, residuals are found by their slots.
     """
     built = kernel(name)
     n = built.layout.tokens
@@ -132,7 +132,7 @@ def test_decode_attends_appends_and_packs_what_became_full(kernel: Make, name: s
     )
     held, q = reference(built, lengths)
     new = fresh(built, len(lengths))
-    step = Step(built, held, q, new, processors=7, backwards=planned, planned=planned, sinks=logits(built))
+    step = Step(built, held, q, new, processors=7, backwards=planned, planned=planned, in_slots=planned, sinks=logits(built))
     step.run()
     agree(step, held.decode(q, *new, sinks=logits(built)))
     after = held.lengths.tolist()
@@ -298,14 +298,26 @@ def test_a_scale_too_large_for_float16_products_gives_nan_and_no_wrong_number(ke
 @by_scheduler
 @pytest.mark.parametrize("name", [PAGED, GATHERED])
 def test_a_launch_prefetches_what_exists(kernel: Make, name: str, planned: bool) -> None:
-    """Before griddepcontrol.wait the emulator gives lengths, pages and plans that are not so, and refuses prefetches of other memory."""
+    """Before griddepcontrol.wait the emulator gives lengths, pages, slots and plans that are wrong, and refuses other prefetches."""
     built = kernel(name)
     held, q = reference(built, (700, 690, 710))
     for current in (True, False):
-        step = Step(built, held, q, processors=7, planned=planned, first_load_is_current=current)
+        step = Step(built, held, q, processors=7, planned=planned, in_slots=True, first_load_is_current=current)
         step.run()
         agree(step, held.attend(q))
         assert built.library.prefetched() <= sum(x.nbytes for x in (step.packed, *step.residual))
     step = Step(built, held, q, processors=7, planned=planned, first_load_is_current=True)
     step.run()
     assert built.library.prefetched() > 0
+
+
+@pytest.mark.parametrize("name", [PLAIN, CLUSTERED, RUNS[1]])
+def test_a_workspace_serves_every_smaller_batch(kernel: Make, name: str) -> None:
+    """Of any length. That none writes where a larger batch has counters is checked in every test of a step."""
+    built = kernel(name)
+    heads = built.spec.attention.kv_heads
+    for processors in (4, 132):
+        sizes = [
+            built.library.workspace_bytes(processors, batch, heads, n) for batch in (1, 2, 3, 5, 8, 30, 31, 256, 2048) for n in (1, 9999)
+        ]
+        assert sizes == sorted(sizes)

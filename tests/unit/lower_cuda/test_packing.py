@@ -212,7 +212,10 @@ def test_unpacking_rounds_the_reference_once(name: str, emulated) -> None:  # ty
     [("k2v2:h2/2:d64:kg32:vg32:sink21:local40:rollback30:q4", 64), ("k4v4:token:bf16:h2/2:d64:page64:sink32:local7:krot64", 16)],
 )
 def test_prefill_in_pieces_packs_and_keeps_what_the_reference_does(words: str, block: int, tmp_path: Path) -> None:
-    """Blocks that come wholly or partly from rows that the call overwrites, tokens taken back in between; then all is unpacked."""
+    """Blocks that come wholly or partly from rows that the call overwrites, tokens taken back in between; then all is unpacked.
+
+    Residuals are found by their slots.
+    """
     spec = spec_of_words(words, "sm90", [workload_of("2x256")])
     layout, dtype, batch = packed_layout(spec, block, "mma"), torch_dtype(spec.attention.dtype), 3
     pieces = [[19, 0, 5 * block], [1, 21, 3], [block, 2 * block + 40, 0], [7, 30, 6 * block], [2 * block, 3 * block, 41]]
@@ -223,17 +226,21 @@ def test_prefill_in_pieces_packs_and_keeps_what_the_reference_does(words: str, b
     if page := spec.cache.page:
         table = torch.randperm(batch * longest // page, generator=torch.Generator().manual_seed(1)).int().reshape(batch, -1)
         packed = packed.reshape(table.numel(), heads, page // block, layout.block_bytes)
-    rows = [torch.full((batch, heads, held.rows.rows, dim), torch.nan, dtype=dtype) for _ in range(2)]
-    mine = Cache(packed, *rows, torch.zeros(batch, dtype=torch.int32), table)
+    rows = [torch.full((batch + 2, heads, held.rows.rows, dim), torch.nan, dtype=dtype) for _ in range(2)]
+    mine = Cache(
+        packed, *(x.clone() for x in rows), torch.zeros(batch, dtype=torch.int32), table, torch.tensor([2, 4, 1], dtype=torch.int32)
+    )
     kept = meaningful_bytes(layout)
     for number, piece in enumerate(pieces):
         inputs, counts = normal(spec, batch, max(piece) + 1, seed=number), torch.tensor(piece, dtype=torch.int32)
         module.pack(mine, inputs.k, inputs.v, counts, backwards=number % 2 == 0)
         held.prefill(inputs.k, inputs.v, counts)
         assert torch.equal(mine.lengths, held.lengths)
-        for found, expected in zip(rows, held.residual(), strict=True):
+        for pool, expected in zip((mine.k_residual, mine.v_residual), held.residual(), strict=True):
+            found = pool[mine.residual_slots]
             used = expected.ne(0).any(-1)
             assert torch.equal(found[used], expected[used])
+            assert pool[[0, 3]].isnan().all(), "residuals of other sequences stay as they were"
         for b, full in enumerate(held.blocks.tolist()):
             found = sequence_blocks(packed, table, b)
             assert torch.equal(found[:, :full, kept], held.packed(layout)[b, :, :full][..., kept])

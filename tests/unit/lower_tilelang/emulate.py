@@ -53,9 +53,6 @@ inline void mma_bf16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint3
 class Emulated(EmulatedAttend):
     """`attend` and `decode` of one variant."""
 
-    counters = 1
-    """Of a head: at least as many as of its sequence."""
-
     def __init__(self, spec: KernelSpec, schedule: Schedule, folder: Path) -> None:
         self.spec, self.sizes, self.exact = spec, sizes_of(spec, schedule), True
         self.layout = self.sizes.layout
@@ -64,14 +61,19 @@ class Emulated(EmulatedAttend):
             "extern __shared__ __align__(1024) half_t ring[];", "half_t* ring = reinterpret_cast<half_t*>(emulator::shared);"
         )
         text = text.replace("kvgen/host/exports.cuh", "kvgen/host/args.cuh")
-        text = text[: text.index("using Module")] + "}\n" + CALLS.replace("kvgen::Attend<Constants, Schedule>", "Attend")
+        text = (
+            text[: text.index("using Module")]
+            + "}\n"
+            + "#define COUNTERS 4 * Attend_::kMaxBatch\n"
+            + CALLS.replace("kvgen::Attend<Constants, Schedule>", "Attend")
+        )
         for header in (templates() / "tilelang" / "include").rglob("*.cuh"):
             place = folder / header.relative_to(templates() / "tilelang" / "include")
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_text(EMULATION if header.name == "tilelang_mma.cuh" else header.read_text())
         (folder / "math_constants.h").write_text("#define CUDART_INF_F INFINITY\n")
         self.library = ctypes.CDLL(str(library(text, folder)))
-        for called in (self.library.workspace_bytes, self.library.prefetched, self.library.launched_bytes):
+        for called in (self.library.workspace_bytes, self.library.counter_bytes, self.library.prefetched, self.library.launched_bytes):
             called.restype = ctypes.c_int64
         self.library.show.argtypes = [ctypes.c_bool]
 

@@ -51,6 +51,7 @@ def probe(library: Any, **changes: torch.Tensor | None) -> int:
         "v_residual": torch.zeros(3, 2, 48, 8, dtype=HALF),
         "lengths": torch.zeros(3, dtype=torch.int32),
         "block_table": torch.zeros(3, 3, dtype=torch.int32),
+        "residual_slots": None,
         "scales": None,
         "out": torch.zeros(3, 1, 4, 8, dtype=HALF),
         "lse": torch.zeros(3, 4, 1),

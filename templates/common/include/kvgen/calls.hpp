@@ -20,6 +20,7 @@ struct Variant {
   int row_align;               // bytes at whose multiples rows and blocks must start; 1 where any will do
   bool sinks;                  // whether a learned logit per query head joins the denominator
   bool static_scales = false;  // whether scales come with the cache
+  bool slots = true;           // whether residuals may be found by residual_slots
 };
 
 struct Call : Args {
@@ -41,14 +42,16 @@ struct Call : Args {
   }
 };
 
-constexpr int kCacheArgs = 6;
+constexpr int kCacheArgs = 7;
 
-// Arguments i.. : packed, k_residual, v_residual, lengths, block_table?, scales?; `packed` lies in one run of memory unless it is `rows`.
+// Arguments i.. : packed, k_residual, v_residual, lengths, block_table?, residual_slots?, scales?; `packed` lies in one run of memory
+// unless it is `rows`.
 struct Cache {
   View<4> packed, k_residual, v_residual;
   View<1> lengths;
-  View<2> block_table;  // empty for contiguous caches
-  View<3> scales;       // static ones of K and of V; empty where blocks hold them
+  View<2> block_table;     // empty for contiguous caches
+  View<1> residual_slots;  // empty where residuals lie in the order of sequences
+  View<3> scales;          // static ones of K and of V; empty where blocks hold them
   int64_t batch;
   int64_t blocks;  // blocks that a sequence can hold
   int64_t pages;
@@ -58,16 +61,20 @@ struct Cache {
     const bool paged = v.page_blocks > 0;
     packed = call.tensor<4>(i, "packed", kUint8, {paged ? kAny : batch, kv_heads, paged ? v.page_blocks : kAny, v.block_bytes}, memory);
     if (packed.size[2] > 1 && packed.stride[2] != v.block_bytes) fail("ValueError", "the blocks of a head lie apart");
-    k_residual = call.tensor<4>(i + 1, "k_residual", v.dtype, {batch, kv_heads, v.residual_rows, v.head_dim}, Memory::blocks);
-    v_residual = call.tensor<4>(i + 2, "v_residual", v.dtype, {batch, kv_heads, v.residual_rows, v.head_dim}, Memory::blocks);
+    const int64_t residuals = call.given(i + 5) ? kAny : batch;
+    k_residual = call.tensor<4>(i + 1, "k_residual", v.dtype, {residuals, kv_heads, v.residual_rows, v.head_dim}, Memory::blocks);
+    v_residual = call.tensor<4>(i + 2, "v_residual", v.dtype, {k_residual.size[0], kv_heads, v.residual_rows, v.head_dim}, Memory::blocks);
     lengths = call.numbers(i + 3, "lengths", batch);
     if (call.given(i + 4) != paged)
       fail("ValueError",
            paged ? "a paged cache needs block_table" : "block_table must be none: this kernel was built for a contiguous cache");
     if (paged) block_table = call.tensor<2>(i + 4, "block_table", kInt32, {batch, kAny}, Memory::strided);
-    if (call.given(i + 5) != v.static_scales)
+    residual_slots = call.numbers_or_none(i + 5, "residual_slots", batch);
+    if (residual_slots && !v.slots)
+      fail("ValueError", "residual_slots must be none: this back end reads residuals in the order of sequences");
+    if (call.given(i + 6) != v.static_scales)
       fail("ValueError", v.static_scales ? "this kernel needs the static scales of the cache" : "scales must be none: blocks hold them");
-    if (v.static_scales) scales = call.tensor<3>(i + 5, "scales", kFloat32, {2, kv_heads, v.head_dim}, Memory::contiguous);
+    if (v.static_scales) scales = call.tensor<3>(i + 6, "scales", kFloat32, {2, kv_heads, v.head_dim}, Memory::contiguous);
     pages = paged ? packed.size[0] : 0;
     blocks = paged ? block_table.size[1] * v.page_blocks : packed.size[2];
   }
@@ -84,16 +91,16 @@ struct Pack : Call {
   View<4> v = rows(1, "v", k.size[0], k.size[1], variant.kv_heads);
   View<1> new_lengths = numbers(2, "new_lengths", k.size[0]);
   Cache cache{*this, 3, k.size[0], variant.kv_heads};
-  int limit = int32(9, "limit");       // most tokens of a sequence
-  int* overflow = overflow_flag(10);   // becomes 1 where one would have more
-  bool advance = flag(11, "advance");  // write the new lengths
+  int limit = int32(kCacheArgs + 3, "limit");      // most tokens of a sequence
+  int* overflow = overflow_flag(kCacheArgs + 4);   // becomes 1 where one would have more
+  bool advance = flag(kCacheArgs + 5, "advance");  // write the new lengths
 };
 
 // attend: (q, cache, out, lse?, sinks?, workspace, plan?, scale, max_len);
 // decode: (q, k_new, v_new, cache, out, lse?, sinks?, workspace, plan?, scale, max_len, limit, overflow, advance).
 struct Attend : Call {
   Attend(const Variant& v, const TVMFFIAny* args, int32_t count, bool decode_ = false)
-      : Call(v, decode_ ? "decode" : "attend", args, count, decode_ ? 19 : 14), decode(decode_) {
+      : Call(v, decode_ ? "decode" : "attend", args, count, kCacheArgs + (decode_ ? 13 : 8)), decode(decode_) {
     if (plan && plan.size[0] == 0) fail("ValueError", "%s: plan is empty: give none instead", function);
     if (!(std::fabs(scale) * 1.4426950408889634f <= std::numeric_limits<float>::max()))
       fail("ValueError", "%s: scale must be finite, and float32 must hold it", function);
@@ -137,7 +144,8 @@ struct Attend : Call {
       };
       from("q", q, item), from("k_new", k_new, item), from("v_new", v_new, item);
       from("packed", cache.packed, 1), from("k_residual", cache.k_residual, item), from("v_residual", cache.v_residual, item);
-      from("lengths", cache.lengths, 4), from("block_table", cache.block_table, 4), from("sinks", sinks, 4);
+      from("lengths", cache.lengths, 4), from("block_table", cache.block_table, 4);
+      from("residual_slots", cache.residual_slots, 4), from("sinks", sinks, 4);
       from("workspace", workspace, 1), from("plan", plan, 4);
     };
     check_once(function, "out", out, item);

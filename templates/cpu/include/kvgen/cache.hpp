@@ -45,6 +45,9 @@ struct CacheView {
 
   int32_t& length(int64_t batch) const { return cache.lengths.template as<int32_t>()[batch]; }
 
+  // The residual of a sequence.
+  int64_t slot(int64_t batch) const { return cache.residual_slots ? cache.residual_slots.template as<int32_t>()[batch] : batch; }
+
   // K and V of an unquantized token.
   Element* k_row(int64_t batch, int64_t head, int64_t position) const { return residual_row(cache.k_residual, batch, head, position); }
   Element* v_row(int64_t batch, int64_t head, int64_t position) const { return residual_row(cache.v_residual, batch, head, position); }
@@ -74,6 +77,9 @@ struct CacheView {
   void check(int64_t batch, int64_t length, int64_t more, int64_t first_query) const {
     const int64_t after = length + more;
     if (length < 0 || more < 0) ffi::fail("ValueError", "sequence %lld has a negative length", (long long)batch);
+    if (slot(batch) < 0 || slot(batch) >= cache.k_residual.size[0])
+      ffi::fail("ValueError", "residual_slots[%lld] is %lld, the cache has %lld residuals", (long long)batch, (long long)slot(batch),
+                (long long)cache.k_residual.size[0]);
     const int64_t blocks = Residual::packed_blocks(static_cast<int>(std::min<int64_t>(after, INT32_MAX)));
     if (int64_t{first_held(length)} * C::kTokens > first_visible(first_query))
       ffi::fail("ValueError", "sequence %lld: tokens from %lld on are needed, and the cache holds %d blocks of a sliding window",
@@ -111,9 +117,9 @@ struct CacheView {
   // The sub-tile of a position, from its block.
   static int64_t within(int64_t position) { return C::kHeaderBytes + position % C::kTokens / C::kSubtile * C::kSubtileBytes; }
 
-  static Element* residual_row(const ffi::View<4>& residual, int64_t batch, int64_t head, int64_t position) {
+  Element* residual_row(const ffi::View<4>& residual, int64_t batch, int64_t head, int64_t position) const {
     const int64_t row = Residual::row(static_cast<int>(position));
-    return residual.as<Element>() + ((batch * C::kv_heads + head) * Residual::kRows + row) * C::kHeadDim;
+    return residual.as<Element>() + ((slot(batch) * C::kv_heads + head) * Residual::kRows + row) * C::kHeadDim;
   }
 };
 

@@ -171,26 +171,26 @@ struct TileHost {
   static constexpr int kMaxRuns = ceil_div(Schedule::kGroup * Schedule::kMaxQLen, kQRows);
   static constexpr int kMaxSplits = 256;
   static constexpr int kMaxBatch = kMaxPlanBatch;
+  static constexpr bool kSlots = false;
 
   static int resident_ctas() { return multiprocessors() * Schedule::kCtasPerSm; }
   static int runs(int q_len) { return ceil_div(Schedule::kGroup * q_len, kQRows); }
   static int splits(int heads, int max_len) { return model(heads).cheapest(std::max(1, max_len / Schedule::kTileTokens), kMaxSplits); }
 
-  // In bytes: the readers of each sequence's length, a multiple of 128, then `slots` partial results and their row_max and row_sum.
+  // In bytes: the readers of each sequence's length, for the largest batch, then `slots` partial results and their row_max and row_sum.
   struct Workspace {
     int64_t stats, partial, bytes;
-    Workspace(int batch, int64_t slots) {
-      stats = (batch * int64_t{4} + 127) / 128 * 128;
+    explicit Workspace(int64_t slots) {
+      stats = kMaxBatch * 4;
       partial = stats + slots * kQRows * 8;
       bytes = partial + slots * kQRows * Format::kHeadDim * 4;
     }
   };
-  // Slots for every split of any length, and for the work tiles of a plan.
+  // Slots for every split of any length, and for the work tiles of a plan, of any batch up to this one.
   static int64_t workspace_bytes(int batch, int kv_heads, int, int) {
     const int heads = batch * kv_heads;
-    int64_t slots = int64_t{heads} * kMaxRuns + resident_ctas();
-    for (int runs = 1; runs <= kMaxRuns; ++runs) slots = std::max<int64_t>(slots, heads * runs * model(heads * runs).most(kMaxSplits));
-    return Workspace(batch, slots).bytes;
+    const int64_t planned = int64_t{heads} * kMaxRuns + resident_ctas();
+    return Workspace(std::max(planned, model(heads * kMaxRuns).most_results(kMaxSplits))).bytes;
   }
 
   // Tokens of a split if all lengths are `max_len`; 0 if sequences are not split. Verification chooses its lengths by it.
@@ -218,7 +218,7 @@ struct TileHost {
     Args t = arguments(a, append);
     t.ctas = a.plan ? int{shape.workers} : a.cache.batch * a.cache.kv_heads * t.runs;
     t.splits = a.plan ? 1 : splits(t.ctas, a.max_len), t.tiles_at = shape.tiles_at() / 8;
-    const Workspace at(a.cache.batch, a.plan ? shape.most_work_tiles() : int64_t{t.ctas} * t.splits);
+    const Workspace at(a.plan ? shape.most_work_tiles() : int64_t{t.ctas} * t.splits);
     char* work = static_cast<char*>(a.workspace);
     t.stats = reinterpret_cast<float*>(work + at.stats), t.partial = reinterpret_cast<float*>(work + at.partial);
     const int shared = SharedMemory::of_device().of_one_in(Schedule::kCtasPerSm, Schedule::kRingBytes);

@@ -46,8 +46,8 @@ struct PartialSum {
   }
 };
 
-// The workspace: counters, which every launch leaves at zero and whose positions depend on the batch only, then partial results. `slots`
-// counts those of all runs of packed-GQA rows.
+// The workspace: counters, which every launch leaves at zero, then partial results, which begin behind the counters of the largest batch:
+// those of one batch never lie where another's counters do. `slots` counts the partial results of all runs of packed-GQA rows.
 template <class Traits>
 struct Workspace {
   int* lengths_read;
@@ -56,19 +56,19 @@ struct Workspace {
   RowStats* stats;
   float* sums;  // 16 bytes of which are read at once: args.slots is even
 
-  __host__ __device__ static int64_t bytes(int heads, int slots) {
-    const int64_t rows = static_cast<int64_t>(slots) * Traits::kQRows;
-    return counter_bytes(heads) + rows * sizeof(RowStats) + rows * Traits::kHeadDim * 4;
+  __host__ __device__ static int64_t bytes(int kv_heads, int64_t slots) {
+    const int64_t rows = slots * Traits::kQRows;
+    return counter_bytes(kv_heads) + rows * sizeof(RowStats) + rows * Traits::kHeadDim * 4;
   }
   static constexpr int kHeadCounters = Traits::kRuns + (Traits::kRuns > 1);  // one for each run, and one that counts the runs
-  __host__ __device__ static int64_t counter_bytes(int heads) { return (16LL + heads * 4LL * kHeadCounters + 255) / 256 * 256; }
+  __host__ __device__ static int64_t counter_bytes(int kv_heads) { return 256 + 4LL * kHeadCounters * kMaxPlanBatch * kv_heads; }
 
   __device__ Workspace(const AttendArgs& args) {
     const int heads = args.cache.batch * args.cache.kv_heads, runs = Traits::kRuns == 1 ? 1 : args.runs;
     lengths_read = static_cast<int*>(args.workspace);
     counters = lengths_read + 4;
     runs_read = counters + heads * Traits::kRuns;
-    stats = reinterpret_cast<RowStats*>(static_cast<uint8_t*>(args.workspace) + counter_bytes(heads));
+    stats = reinterpret_cast<RowStats*>(static_cast<uint8_t*>(args.workspace) + counter_bytes(args.cache.kv_heads));
     sums = reinterpret_cast<float*>(stats + static_cast<int64_t>(args.slots) * runs * Traits::kQRows);
   }
   __device__ RowStats* row_stats(int slot, int row) const { return stats + static_cast<int64_t>(slot) * Traits::kQRows + row; }

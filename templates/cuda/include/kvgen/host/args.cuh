@@ -6,6 +6,8 @@
 
 namespace kvgen {
 
+constexpr int kMaxPlanBatch = 2048;  // most sequences: every CTA that plans keeps the positions of all of them in shared memory
+
 // Rows of `head_dim` contiguous elements: [batch, tokens, heads, head_dim] with any strides but the last.
 struct Rows {
   void* data = nullptr;
@@ -24,14 +26,16 @@ struct CacheArgs {
   uint8_t* packed = nullptr;
   int64_t outer_stride_bytes = 0;  // from one sequence (contiguous) or page (paged) to the next
   int64_t head_stride_bytes = 0;
-  void* k_residual = nullptr;  // [batch, kv_heads, rows, head_dim], contiguous (kvgen/format.hpp)
+  void* k_residual = nullptr;  // [slots, kv_heads, rows, head_dim], contiguous (kvgen/format.hpp)
   void* v_residual = nullptr;
-  int* lengths = nullptr;            // [batch]
-  const int* block_table = nullptr;  // [batch, max_pages], null for contiguous caches
+  int* lengths = nullptr;               // [batch]
+  const int* block_table = nullptr;     // [batch, max_pages], null for contiguous caches
+  const int* residual_slots = nullptr;  // [batch]: the residual of each sequence; null where they lie in the order of sequences
   int table_stride = 0;
   int page_blocks = 0;  // blocks per page
   int pages = 0;        // pages in the cache
   int blocks = 0;       // blocks that a sequence can hold
+  int slots = 0;        // residuals
   int batch = 0;
   int kv_heads = 0;
 
@@ -42,7 +46,11 @@ struct CacheArgs {
   // Offset in elements of a head's rows in k_residual and v_residual.
   template <class Format>
   __device__ int64_t residual_offset(int batch, int head) const {
-    return (static_cast<int64_t>(batch) * kv_heads + head) * Format::ResidualRows::kRows * Format::kHeadDim;
+    return offset_of_slot<Format>(residual_slots ? residual_slots[batch] : batch, head);
+  }
+  template <class Format>
+  __device__ int64_t offset_of_slot(int slot, int head) const {
+    return (static_cast<int64_t>(slot) * kv_heads + head) * Format::ResidualRows::kRows * Format::kHeadDim;
   }
   // Address of block `block` of sequence `batch`, head `head`.
   template <class Format>

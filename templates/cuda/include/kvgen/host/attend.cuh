@@ -15,6 +15,7 @@ struct Attend {
   using PlannedTraits = Traits<Format, Planned<Schedule>>;
   static constexpr int kMaxSplits = 256;
   static constexpr int kMaxBatch = kMaxPlanBatch;
+  static constexpr bool kSlots = true;
 
   // Splits per head (or run of its packed-GQA rows) of the static scheduler: the number of least cost.
   static int splits(int heads, int max_len) {
@@ -24,12 +25,12 @@ struct Attend {
     return model(heads).cheapest(tiles, kMaxSplits);
   }
 
-  // The workspace has slots for the splits of any length and for the work tiles of a plan.
+  // The workspace has slots for the splits of any length and for the work tiles of a plan, of any batch up to this one.
   static int64_t workspace_bytes(int batch, int kv_heads, int, int) {
     const int heads = batch * kv_heads;
-    int slots = heads * StaticTraits::kRuns + std::max(resident_ctas(), StaticTraits::kRuns);
-    for (int runs = 1; runs <= StaticTraits::kRuns; ++runs) slots = std::max(slots, heads * runs * most_splits(heads * runs));
-    return Workspace<StaticTraits>::bytes(heads, slots + StaticTraits::kRuns);  // one more for each run, for an even number
+    const int64_t planned = int64_t{heads} * StaticTraits::kRuns + std::max(resident_ctas(), StaticTraits::kRuns);
+    const int64_t slots = std::max(planned, model(heads * StaticTraits::kRuns).most_results(kMaxSplits));
+    return Workspace<StaticTraits>::bytes(kv_heads, slots + StaticTraits::kRuns);  // one more for each run, for an even number
   }
 
   // Tokens of a split if all lengths are `max_len`; 0 if sequences are not split. Verification chooses its lengths by it.
@@ -93,7 +94,6 @@ struct Attend {
     const int tokens = kWindow > 0 ? std::min(max_len, kWindow + Format::kTokens) : max_len;
     return std::max(1, StaticTraits::packed_tiles(tokens));
   }
-  static int most_splits(int heads) { return model(heads).most(kMaxSplits); }
   static SplitModel model(int heads) { return {heads, resident_splits(), Schedule::kCtasPerSm, StaticTraits::kTileBytes}; }
 
   // Splits that are resident at once on the current device: CTAs or clusters.

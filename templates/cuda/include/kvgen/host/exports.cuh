@@ -10,7 +10,8 @@
 namespace kvgen {
 
 // Format and Schedule are those of the kernels. Shape has kKvHeads and kSinks. Attend_ has
-// kMaxBatch, workspace_bytes(batch, kv_heads, max_len, q_len), split_tokens, plan_shape, and launch(AttendArgs, append, stream).
+// kMaxBatch, kSlots (whether it reads residual_slots), workspace_bytes(batch, kv_heads, max_len, q_len), split_tokens, plan_shape, and
+// launch(AttendArgs, append, stream).
 template <class Format, class Schedule, class Shape, class Attend_>
 struct Exports {
   using Attend = Attend_;
@@ -24,7 +25,9 @@ struct Exports {
                                         std::is_same_v<typename Format::Element, Half> ? ffi::kFloat16 : ffi::kBfloat16,
                                         kDLCUDA,
                                         16,
-                                        Shape::kSinks};
+                                        Shape::kSinks,
+                                        false,
+                                        Attend_::kSlots};
 
   static int64_t workspace_bytes(const ffi::Bound& bound) {
     check_device(bound);
@@ -144,6 +147,7 @@ struct Exports {
     a.outer_stride_bytes = cache.packed.stride[0], a.head_stride_bytes = cache.packed.stride[1];
     a.k_residual = cache.k_residual.data, a.v_residual = cache.v_residual.data, a.lengths = cache.lengths.as<int>();
     a.block_table = cache.block_table.as<int>(), a.table_stride = static_cast<int>(cache.block_table.stride[0]);
+    a.residual_slots = cache.residual_slots.as<int>(), a.slots = ffi::to_int("cache", "the number of residuals", cache.k_residual.size[0]);
     a.page_blocks = Format::kPageBlocks, a.pages = ffi::to_int("cache", "the number of pages", cache.packed.size[0]);
     a.blocks = static_cast<int>(cache.blocks), a.batch = static_cast<int>(cache.batch), a.kv_heads = Shape::kKvHeads;
     return a;

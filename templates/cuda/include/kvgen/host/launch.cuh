@@ -115,8 +115,12 @@ struct SplitModel {
   static constexpr int kReduceBytes = 3 * 1024;  // which a CTA could read while it reduces one more split
   int heads, resident, ctas_per_sm, tile_bytes, wave_bytes = kWaveBytes;
 
-  // Upper bound over all lengths, for the size of the workspace.
+  // Upper bound over all lengths.
   int most(int limit) const { return std::clamp(kMostWaves * resident / std::max(heads, 1), 1, limit); }
+  // Upper bound of the splits of all heads, over all lengths and over as many heads or fewer.
+  int64_t most_results(int limit) const {
+    return std::max<int64_t>(heads, std::min<int64_t>(int64_t{heads} * limit, kMostWaves * resident));
+  }
 
   // The cheapest number of splits for heads of `tiles` tiles. CTAs run in waves of equal duration. More splits may fill the last wave.
   int cheapest(int tiles, int limit) const {

@@ -249,7 +249,10 @@ struct L2Prefetch {
 #if KVGEN_SM90
     if (lane >= 2 * kSpans) return;
     const RowSpan span = span_of(lane / 2, ptx::load_relaxed(args.cache.lengths + head.sequence));
-    const int64_t at = args.cache.residual_offset<Format>(head.sequence, head.head);
+    const int* slots = args.cache.residual_slots;
+    const int slot = slots ? ptx::load_relaxed(slots + head.sequence) : head.sequence;  // stale, too
+    if (slots && static_cast<unsigned>(slot) >= static_cast<unsigned>(args.cache.slots)) return;
+    const int64_t at = args.cache.offset_of_slot<Format>(slot, head.head);
     const auto* from = static_cast<const typename Format::Element*>(lane % 2 ? args.cache.v_residual : args.cache.k_residual) + at;
     if (span.rows > 0)
       ptx::prefetch_bulk(from + span.first * Format::kHeadDim, static_cast<int>(span.rows * Format::kHeadDim * sizeof *from));

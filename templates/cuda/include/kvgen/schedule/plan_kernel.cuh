@@ -1,12 +1,12 @@
 // Computes the plan of a step from the lengths on the device (kvgen/schedule/plan.hpp describes the plan), and changes lengths.
 #pragma once
+#include "kvgen/host/args.cuh"
 #include "kvgen/ptx.cuh"
 #include "kvgen/schedule/plan.hpp"
 
 namespace kvgen {
 
 constexpr int kMaxPlanThreads = 1024;
-constexpr int kMaxPlanBatch = 2048;  // every CTA keeps the positions of all sequences in shared memory
 
 struct PlanArgs {
   PlanShape shape;

@@ -1,0 +1,284 @@
+"""Calls over pages, residuals and lengths that belong to the caller: a serving engine, which decides what each row of a batch is.
+
+Nothing here owns lengths, waits for a device or reads from it. Lengths before and after a step, the block table and the residuals' slots
+are given with every call, as tensors on the device; what the host has to know (how many tokens each row has in a step, and a bound of
+the lengths) is given by the host. One workspace and one plan buffer of each launch serve every batch up to the largest, also in CUDA
+graphs, whose replays use the same memory: which launch serves a batch depends on its size alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from kvgen.format.residual import residual_rows
+from kvgen.runtime import checks
+from kvgen.runtime.sequences import OverflowFlag
+
+if TYPE_CHECKING:
+    from kvgen.runtime.calls import Calls
+    from kvgen.runtime.executable import Executable
+    from kvgen.runtime.kvcache import Tensors
+
+
+@dataclass(frozen=True)
+class Store:
+    """What a layer holds, for all requests; shapes are those of `docs/abi.md`."""
+
+    packed: Tensor
+    """uint8 [pages, kv_heads, page / N_r, block_bytes]."""
+    k_residual: Tensor
+    """[slots, kv_heads, rows, head_dim], of the spec's dtype."""
+    v_residual: Tensor
+    scales: Tensor | None = None
+    """Static scales of K and of V, float32 [2, kv_heads, head_dim]; None where blocks hold them."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The sequences of a call, on the device."""
+
+    lengths: Tensor
+    """int32 [batch]: before the call for `pack` and `decode`, its tokens included for `attend`. No call changes it."""
+    block_table: Tensor
+    """int32 [batch, max_pages]."""
+    slots: Tensor | None = None
+    """int32 [batch]: the residual of each sequence; None where residuals lie in the order of sequences."""
+
+    def __getitem__(self, rows: slice) -> Rows:
+        """Some of the sequences."""
+        return Rows(self.lengths[rows], self.block_table[rows], None if self.slots is None else self.slots[rows])
+
+    def over(self, store: Store) -> Tensors:
+        """The tensors of a cache, in the order of a module's arguments."""
+        return store.packed, store.k_residual, store.v_residual, self.lengths, self.block_table, self.slots, store.scales
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """The work distribution of a call over `batch` rows of `q_len` tokens; it lies in the plan buffer until the next one is made."""
+
+    launch: Executable
+    batch: int
+    q_len: int
+    append: bool
+    numbers: Tensor
+
+
+def runs_of(starts: Sequence[int]) -> Iterator[tuple[slice, int]]:
+    """Neighbouring rows that have equally many tokens, as (rows, tokens of each); row b has the tokens from starts[b] to starts[b + 1]."""
+    first = 0
+    for b in range(1, len(starts)):
+        count = starts[first + 1] - starts[first]
+        if b == len(starts) - 1 or starts[b + 1] - starts[b] != count:
+            yield slice(first, b), count
+            first = b
+
+
+def residual_shape(kernel: Calls) -> tuple[int, int, int]:
+    """[kv_heads, rows, head_dim] of a sequence's residual of K, and of V."""
+    layout = kernel.layout
+    return kernel.spec.attention.kv_heads, residual_rows(kernel.spec, layout.tokens).rows, layout.head_dim
+
+
+class PagedCalls:
+    """The calls of a kernel of a paged format over memory of the caller's.
+
+    Tokens of all rows lie in one run: `q`, `k`, `v` and `out` are [tokens, heads, head_dim], of the spec's dtype, row after row. `starts`
+    are batch + 1 numbers on the host: row b has the tokens from starts[b] to starts[b + 1]. Neighbouring rows with equally many tokens
+    are one call of a module.
+
+    The caller orders calls that share memory: one stream on a GPU, one thread on a CPU.
+    """
+
+    def __init__(self, kernel: Calls, batch: int, max_len: int, device: torch.device | str | None = None) -> None:
+        """For steps of up to `batch` rows, whose sequences have up to `max_len` tokens, with all memory that calls need.
+
+        Raises ValueError for a contiguous format and sizes below 1, TypeError for sizes that are no integers.
+        """
+        spec = kernel.spec
+        if spec.cache.page is None:
+            raise ValueError("PagedCalls take a kernel of a paged format (cache.layout: paged)")
+        self.kernel, self.page = kernel, spec.cache.page
+        self.batch, self.max_len = checks.whole("batch", batch, 1), checks.whole("max_len", max_len, 1)
+        self.device = kernel._device(device)
+        self.most_q = spec.attention.q_len
+        self._gpu = self.device.index if self.device.type == "cuda" else None
+        self._overflow = OverflowFlag(self._gpu is not None)
+        self._memory = {launch: self._allocate(launch) for launch in kernel._distinct}
+
+    def _allocate(self, launch: Executable) -> tuple[Tensor, Tensor]:
+        """The workspace and the plan buffer of a launch; sizes grow with the batch."""
+        sizes = [launch.plan_size(self._gpu, self.batch, self.max_len, q_len) for q_len in range(1, self.most_q + 1)]
+        workspace = launch.new_workspace(self.device, self.batch, self.max_len)
+        return workspace, torch.empty(max(sizes), dtype=torch.int32, device=self.device)
+
+    @property
+    def page_shape(self) -> tuple[int, int, int]:
+        """[kv_heads, blocks, block_bytes] of a page."""
+        layout = self.kernel.layout
+        return self.kernel.spec.attention.kv_heads, self.page // layout.tokens, layout.block_bytes
+
+    def new_store(self, pages: int, slots: int) -> Store:
+        """Empty memory for a layer."""
+        k, v = (torch.zeros(slots, *residual_shape(self.kernel), dtype=self.kernel.dtype, device=self.device) for _ in range(2))
+        return Store(torch.zeros(pages, *self.page_shape, dtype=torch.uint8, device=self.device), k, v)
+
+    def launch(self, batch: int, q_len: int = 1) -> Executable:
+        """The launch that serves a batch of this size."""
+        return self.kernel.launch_for(batch, self.max_len, q_len)
+
+    def check(self) -> None:
+        """Raises CacheMismatch where a sequence had no room for a step that a GPU has run; it waits for nothing."""
+        self._overflow.check()
+
+    def plan(self, rows: Rows, q_len: int = 1, *, append: bool = False) -> StepPlan | None:
+        """The plan of an `attend` (with `append` of a `decode`) for rows of `q_len` tokens, in the plan buffer; rows of length 0 take no
+        part, and their output is 0. None on a CPU, whose modules plan for themselves.
+
+        Within a CUDA graph, make it before the graph's replay: it is where the captured calls read it.
+        """
+        if self._gpu is None:
+            return None
+        batch = len(rows.lengths)
+        launch = self.launch(batch, q_len)
+        numbers = self._memory[launch][1]
+        launch.module.plan(rows.lengths, numbers, q_len, int(append), 1, self.max_len, self._overflow.address)
+        return StepPlan(launch, batch, q_len, append, numbers)
+
+    def pack(self, k: Tensor, v: Tensor, counts: Tensor, store: Store, rows: Rows, starts: Sequence[int]) -> None:
+        """Append `counts[b]` tokens of each row, int32 [batch] on the device, at most those that the host counts by `starts`.
+
+        `rows.lengths` are those before. A row that has no room is not changed.
+        """
+        for part, tokens in runs_of(starts):
+            if tokens:
+                mine = slice(starts[part.start], starts[part.stop])
+                new = (_split(x[mine], tokens) for x in (k, v))
+                launch = self.launch(part.stop - part.start)
+                launch.module.pack(*new, counts[part], *rows[part].over(store), self.max_len, self._overflow.address, 0)
+
+    def attend(
+        self,
+        q: Tensor,
+        out: Tensor,
+        store: Store,
+        rows: Rows,
+        starts: Sequence[int],
+        *,
+        scale: float | None = None,
+        sinks: Tensor | None = None,
+        plan: StepPlan | None = None,
+        bounds: Sequence[int] | None = None,
+    ) -> None:
+        """Fill `out` with causal attention of each row's tokens, the last ones of its sequence, which are packed already.
+
+        `rows.lengths` count them. `plan` is used by the calls that it was made for. `bounds` are numbers on the host that the lengths do
+        not exceed, by default `max_len`: they size the memory of rows of more than `attention.q_len` tokens, which a GPU dequantizes.
+        """
+        for part, tokens in runs_of(starts):
+            if not tokens:
+                continue
+            mine, batch = slice(starts[part.start], starts[part.stop]), part.stop - part.start
+            queries, outputs = (_split(x[mine], tokens) for x in (q, out))
+            most = self.max_len if bounds is None else max(bounds[part])
+            self._attend(
+                queries, None, outputs, rows[part].over(store), scale, sinks, self._planned(plan, batch, tokens, append=False), most
+            )
+
+    def decode(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        store: Store,
+        rows: Rows,
+        *,
+        scale: float | None = None,
+        sinks: Tensor | None = None,
+        plan: StepPlan | None = None,
+    ) -> None:
+        """Append as many tokens of each row as the rows have in common, and attend, in one launch. `rows.lengths` are those before.
+
+        Blocks that are due are packed after attention, so no row may read a block that another row fills in the same step.
+        """
+        batch = len(rows.lengths)
+        q, k, v, out = (_split(x, len(x) // batch) for x in (q, k, v, out))
+        self._attend(q, (k, v), out, rows.over(store), scale, sinks, self._planned(plan, batch, q.shape[1], append=True), self.max_len)
+
+    def prompt(
+        self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lengths: Tensor, *, scale: float | None = None, sinks: Tensor | None = None
+    ) -> bool:
+        """Fill `out` with causal attention of one row over its own tokens, where its sequence has no others: exact, as it reads no cache.
+
+        `lengths` is int32 [1] on the device, its number of tokens. Returns False where the device has no kernel for it, and does nothing:
+        then `attend` reads them from the cache.
+        """
+        from kvgen.runtime import extend
+
+        attention = self.kernel.spec.attention
+        plain = attention.window is None and not attention.softcap and sinks is None
+        scale = self.kernel.scale if scale is None else scale
+        if self._gpu is None:
+            if plain:
+                out.copy_(_causal(q, k, v, scale))
+            return plain
+        if q.dtype == torch.float32:
+            return False
+        tokens = q.shape[0]
+        call = extend.Call(
+            q.unsqueeze(0), None, out.unsqueeze(0), None, sinks, scale, tokens, self.max_len, self._overflow.address,
+            attention.softcap, attention.window,
+        )  # fmt: skip
+        extend.attend(call, extend.aligned(k).unsqueeze(0), extend.aligned(v).unsqueeze(0), lengths, (0, False))
+        return True
+
+    # --- one call of a module --------------------------------------------------------------------------------------------
+
+    def _planned(self, plan: StepPlan | None, batch: int, q_len: int, *, append: bool) -> StepPlan | None:
+        """The plan, if it is of this call."""
+        return plan if plan is not None and (plan.batch, plan.q_len, plan.append) == (batch, q_len, append) else None
+
+    def _attend(
+        self,
+        q: Tensor,
+        new: tuple[Tensor, Tensor] | None,
+        out: Tensor,
+        cache: Tensors,
+        scale: float | None,
+        sinks: Tensor | None,
+        plan: StepPlan | None,
+        bound: int,
+    ) -> None:
+        batch, tokens = q.shape[:2]
+        launch = self.launch(batch, min(tokens, self.most_q)) if plan is None else plan.launch
+        scale = self.kernel.scale if scale is None else scale
+        flag = self._overflow.address
+        if tokens > self.most_q:
+            from kvgen.runtime import extend
+
+            attention = self.kernel.spec.attention
+            shape = attention.softcap, attention.window, self.kernel.layout.rotations
+            call = extend.Call(q, new, out, None, sinks, scale, bound, self.max_len, flag, *shape, advance=False, waits=False)
+            extend.run(launch.module, cache, call)
+            return
+        rest = (out, None, sinks, self._memory[launch][0], None if plan is None else plan.numbers, scale, self.max_len)
+        launch.run(q, new, cache, rest, self.max_len, flag, advance=False)
+
+
+def _split(x: Tensor, tokens: int) -> Tensor:
+    """[rows * tokens, heads, head_dim] as [rows, tokens, heads, head_dim], in the same memory."""
+    return x.view(-1, tokens, *x.shape[1:])
+
+
+def _causal(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """Causal attention of [tokens, heads, head_dim], by torch."""
+    heads = [x.transpose(0, 1).unsqueeze(0) for x in (q, k, v)]
+    attend = torch.nn.functional.scaled_dot_product_attention
+    found = attend(heads[0], heads[1], heads[2], is_causal=True, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+    return found.squeeze(0).transpose(0, 1)

@@ -1,0 +1,101 @@
+"""Calls over memory of the caller's on a GPU: prompts, further chunks, and captured steps of two batch sizes with one workspace."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kvgen.runtime.calls import Variant
+from kvgen.runtime.kvcache import row_of
+from kvgen.runtime.paged import PagedCalls, Rows, Store
+from tests.gpu.oracle import normal
+from tests.support.kernel_cases import KernelCase
+from tests.support.kernel_cases import variant as compiled
+
+PAGE, MAX_LEN, ROWS, SLOTS = 128, 2048, 5, 9
+
+
+@pytest.fixture(scope="module")
+def variant() -> Variant:
+    return compiled(KernelCase("k4v4:h8/2:page128"))
+
+
+def int32(*numbers: int) -> torch.Tensor:
+    return torch.tensor(numbers, dtype=torch.int32, device="cuda")
+
+
+def tokens(count: int, heads: int, seed: int) -> torch.Tensor:
+    return normal(seed, 1, count, heads, 128, dtype=torch.float16)[0]
+
+
+def close(got: torch.Tensor, want: torch.Tensor) -> None:
+    assert float((got.float() - want.float()).norm() / want.float().norm()) < 2e-3
+
+
+def test_rows_in_graphs_of_two_batch_sizes(variant: Variant) -> None:
+    """Lengths, slots and the plan are computed before a replay, in memory that the graph reads."""
+    calls, own = PagedCalls(variant, 8, MAX_LEN, "cuda"), variant.new_cache(ROWS, MAX_LEN, "cuda")
+    pages = torch.randperm(100, generator=torch.Generator().manual_seed(1)).int().cuda()
+    table, slots = pages[: ROWS * MAX_LEN // PAGE].view(ROWS, -1), int32(5, 0, 8, 3, 6)
+    store = calls.new_store(100, SLOTS)
+    counts = [900, 1, 127, 130, 300]
+    starts = [sum(counts[:b]) for b in range(ROWS + 1)]
+    before = torch.zeros(ROWS, dtype=torch.int32, device="cuda")
+    for seed in (0, 10):  # a prompt, and a chunk behind it
+        q, k, v = (tokens(starts[-1], heads, seed + at) for at, heads in enumerate((8, 2, 2)))
+        after, out = before + int32(*counts), torch.full_like(q, torch.nan)
+        calls.pack(k, v, int32(*counts), store, Rows(before, table, slots), starts)
+        calls.attend(q, out, store, Rows(after, table, slots), starts, bounds=after.tolist())
+        for b in range(ROWS):
+            mine, row = slice(starts[b], starts[b + 1]), row_of([own], b)[0]
+            variant.prefill(row, k[mine][None], v[mine][None])
+            close(out[mine][None], variant.attend(q[mine][None], row))
+        before = after
+    graphs = {batch: Captured(variant, calls, store, batch) for batch in (ROWS, 3)}
+    for step in range(140):
+        batch = (ROWS, 3)[step % 2]
+        found = graphs[batch].step(before[:batch], table[:batch], slots[:batch], step)
+        for b in range(batch):
+            q, k, v = (x[b : b + 1, None] for x in graphs[batch].inputs)
+            row = row_of([own], b)[0]
+            variant.prefill(row, k, v)
+            close(found[b : b + 1, None], variant.attend(q, row))
+        before[:batch] += 1
+    calls.check()
+
+
+class Captured:
+    """A decode step of a batch size, packed first."""
+
+    def __init__(self, variant: Variant, calls: PagedCalls, store: Store, batch: int) -> None:
+        self.calls, self.batch = calls, batch
+        self.inputs = [tokens(batch, heads, 1) for heads in (8, 2, 2)]
+        self.out = torch.empty_like(self.inputs[0])
+        self.before, self.after, self.slots = (torch.zeros(batch, dtype=torch.int32, device="cuda") for _ in range(3))
+        self.counts = torch.zeros(batch, dtype=torch.int32, device="cuda")
+        self.table = torch.zeros(batch, MAX_LEN // PAGE, dtype=torch.int32, device="cuda")
+        rows, starts = Rows(self.after, self.table, self.slots), list(range(batch + 1))
+
+        def run() -> None:
+            q, k, v = self.inputs
+            calls.pack(k, v, self.counts, store, Rows(self.before, self.table, self.slots), starts)
+            calls.attend(q, self.out, store, rows, starts, plan=plan)
+
+        plan = calls.plan(rows)
+        run()  # no row has a token: it loads the module
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            run()
+
+    def step(self, before: torch.Tensor, table: torch.Tensor, slots: torch.Tensor, seed: int) -> torch.Tensor:
+        """The output of one more token of each row."""
+        for at, x in enumerate(self.inputs):
+            x.copy_(tokens(self.batch, x.shape[1], 1000 * at + seed))
+        self.before.copy_(before)
+        self.after.copy_(before + 1)
+        self.counts.fill_(1)
+        self.table.copy_(table)
+        self.slots.copy_(slots)
+        self.calls.plan(Rows(self.after, self.table, self.slots))
+        self.graph.replay()
+        return self.out
