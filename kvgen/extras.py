@@ -13,6 +13,7 @@ EXTRAS = {
     "pytest": ("pytest",),
     "transformers": ("transformers",),
     "accuracy": ("accelerate", "chitchat_dataset", "gguf", "transformers"),
+    "vllm": ("vllm",),
 }
 """Packages by the extra of kvgen that brings them; pyproject.toml has their versions."""
 

@@ -1,0 +1,266 @@
+"""vLLM's attention backend over kvgen's kernels.
+
+Packed blocks lie in vLLM's pages, a page being a multiple of a block. The newest tokens of a request, which no block holds, lie in a
+pool of each layer, by the number of the request. A page that prefix caching may hit is full, so a request begins with an empty residual,
+and all of kvgen's state is a function of lengths: preemption, rollback and reused numbers need no code.
+
+vLLM hashes a page when it is scheduled, not when it is written, so a row may read what another row writes in the same step. Therefore
+each layer first packs the tokens of all rows, and then attends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from vllm.config import get_current_vllm_config, get_layers_from_vllm_config
+from vllm.model_executor.layers.attention import Attention
+from vllm.v1.attention.backend import (
+    AttentionBackend,
+    AttentionCGSupport,
+    AttentionImpl,
+    AttentionMetadata,
+    AttentionMetadataBuilder,
+    CommonAttentionMetadata,
+    MultipleOf,
+)
+
+from kvgen.integrations.vllm import formats, versions
+from kvgen.runtime.paged import PagedCalls, Rows, StepPlan, Store, residual_shape
+
+DTYPES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
+
+
+class KvgenBackend(AttentionBackend):
+    """What vLLM asks before it makes a layer."""
+
+    accept_output_buffer = True
+    forward_includes_kv_cache_update = True
+    supported_dtypes: ClassVar[list[torch.dtype]] = list(DTYPES)
+    supported_kv_cache_dtypes: ClassVar[list[str]] = ["auto"]
+
+    @staticmethod
+    def get_name() -> str:
+        return "CUSTOM"
+
+    @staticmethod
+    def get_impl_cls() -> type[KvgenImpl]:
+        return KvgenImpl
+
+    @staticmethod
+    def get_builder_cls() -> type[KvgenBuilder]:
+        return KvgenBuilder
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[Any]:
+        return [MultipleOf(formats.PAGE)]
+
+    @classmethod
+    def supports_sink(cls) -> bool:
+        return True
+
+    @classmethod
+    def supports_sliding_window(cls) -> bool:
+        return True
+
+    @classmethod
+    def supports_kv_connector(cls) -> bool:
+        return False
+
+    @classmethod
+    def supports_device_cpu_query_lens_mismatch(cls) -> bool:
+        return False
+
+    @classmethod
+    def cell_of(cls, spec: Any) -> int:
+        """Bytes of a token of one KV head in a page."""
+        if getattr(spec, "head_size_v", spec.head_size) != spec.head_size:
+            raise formats.refused("heads of other sizes for V than for K", "kvgen's caches have as many channels of both")
+        return formats.of(spec).cell
+
+    @classmethod
+    def customize_spec(cls, spec: Any) -> Any:
+        return versions.sized(spec, cls.cell_of(spec))
+
+    @classmethod
+    def supported_kv_cache_layouts(cls) -> Any:
+        return versions.layouts()
+
+    @staticmethod
+    def get_kv_cache_shape(
+        num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, cache_dtype_str: str = "auto"
+    ) -> tuple[int, ...]:
+        """Of releases without layouts."""
+        return num_blocks, num_kv_heads, block_size, formats.of_heads(num_kv_heads, head_size, None).cell
+
+
+@dataclass
+class KvgenMetadata(AttentionMetadata):
+    """A step, for all layers of a builder."""
+
+    calls: PagedCalls
+    counts: Tensor
+    """int32 [rows]: new tokens, 0 for rows that are no request."""
+    before: Rows
+    after: Rows
+    starts: Sequence[int]
+    bounds: Sequence[int]
+    parts: Sequence[tuple[slice, bool]]
+    """Neighbouring rows, and whether they are one request whose first tokens all are in this step."""
+    plan: StepPlan | None
+
+
+class KvgenBuilder(AttentionMetadataBuilder[KvgenMetadata]):
+    """Prepares a step: lengths, slots and the plan, in memory that CUDA graphs keep reading. Nothing reads the device on the host."""
+
+    _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
+    reorder_batch_threshold: int | None = 1
+
+    def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        layers = get_layers_from_vllm_config(vllm_config, Attention, layer_names)
+        kernels = {id(kernel): kernel for kernel in (layer.impl.format.kernel(kv_cache_spec.block_size) for layer in layers.values())}
+        if len(kernels) != 1:
+            raise formats.refused("layers of several formats that share their pages", "they would need plans of their own")
+        self.page = kv_cache_spec.block_size
+        captured = getattr(vllm_config.compilation_config, "max_cudagraph_capture_size", None) or 0
+        rows = max(vllm_config.scheduler_config.max_num_seqs, captured)
+        longest = -(-vllm_config.model_config.max_model_len // self.page) * self.page
+        self.calls = PagedCalls(next(iter(kernels.values())), rows, longest, device)
+        self._numbers = torch.zeros(4, rows, dtype=torch.int32, device=device)
+        self._places = versions.places(vllm_config)
+
+    def build(self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False) -> KvgenMetadata:
+        meta = common_attn_metadata
+        rows = meta.num_reqs
+        starts = meta.query_start_loc_cpu[: rows + 1].tolist()
+        bound = getattr(meta, "seq_lens_cpu_upper_bound", None)
+        bounds = ([meta.max_seq_len] * rows) if bound is None else bound[:rows].tolist()
+        computed = [bound - end + start for bound, start, end in zip(bounds, starts, starts[1:], strict=False)]
+        slots = versions.slots_of(meta, computed, self.page, self._places, self._places)
+        if meta.max_query_len == 1:  # padded rows have no token by the host's count, and one in the graph
+            starts = list(range(rows + 1))
+        before, after, counts, places = (numbers[:rows] for numbers in self._numbers)
+        begin = meta.query_start_loc[:rows].long().clamp(max=max(0, len(meta.slot_mapping) - 1))
+        real = meta.slot_mapping[begin] >= 0
+        counts.copy_((meta.query_start_loc[1 : rows + 1] - meta.query_start_loc[:rows]) * real)
+        after.copy_(meta.seq_lens[:rows])
+        torch.sub(after, counts, out=before)
+        places.copy_(torch.from_numpy(slots), non_blocking=True)
+        table = meta.block_table_tensor[:rows]
+        self.calls.check()
+        whole = Rows(after, table, places)
+        exact = [end - start > 1 and end - start == bound for start, end, bound in zip(starts, starts[1:], bounds, strict=False)]
+        parts = list(_parts(exact))
+        plan = self.calls.plan(whole[parts[0][0]], 1) if rows and not exact[0] and starts[1] == 1 else None
+        return KvgenMetadata(self.calls, counts, Rows(before, table, places), whole, starts, bounds, parts, plan)
+
+
+def _parts(exact: Sequence[bool]) -> list[tuple[slice, bool]]:
+    """Neighbouring rows that read the cache, and each of the others."""
+    parts: list[tuple[slice, bool]] = []
+    for b, alone in enumerate(exact):
+        if not alone and parts and not parts[-1][1]:
+            parts[-1] = slice(parts[-1][0].start, b + 1), False
+        else:
+            parts.append((slice(b, b + 1), alone))
+    return parts
+
+
+class KvgenImpl(AttentionImpl[KvgenMetadata]):
+    """One layer: its residuals, and its calls."""
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_size: int,
+        scale: float,
+        num_kv_heads: int | None = None,
+        alibi_slopes: list[float] | None = None,
+        sliding_window: int | None = None,
+        kv_cache_dtype: str = "auto",
+        logits_soft_cap: float | None = None,
+        attn_type: str = "decoder",
+        kv_sharing_target_layer_name: str | None = None,
+        sinks: Tensor | None = None,
+        **more: Any,
+    ) -> None:
+        """Raises UnsupportedError, by name, for what kvgen does not compute."""
+        config = get_current_vllm_config()
+        formats.check(config)
+        unknown = {name: value for name, value in more.items() if value}
+        for what, given, reason in (
+            ("ALiBi", alibi_slopes, "kernels have no bias of scores"),
+            ("layers that share K and V of others", kv_sharing_target_layer_name, "each layer has blocks of its own"),
+            (f"attention of type {attn_type}", attn_type != "decoder", "caches are of causal self-attention"),
+            (
+                f"--kv-cache-dtype {kv_cache_dtype}",
+                kv_cache_dtype not in ("auto", *DTYPES.values()),
+                f"a format is chosen by {formats.EXAMPLE}",
+            ),
+            (f"{', '.join(unknown)} of an attention layer", unknown, "kvgen does not know it"),
+        ):
+            if given:
+                raise formats.refused(what, reason)
+        self.num_heads, self.head_size, self.num_kv_heads = num_heads, head_size, num_kv_heads or num_heads
+        self.scale, self.kv_cache_dtype = float(scale), kv_cache_dtype
+        drafts = getattr(config.speculative_config, "num_speculative_tokens", None) or 0
+        self.format = formats.add(
+            config,
+            formats.Layer(
+                num_heads, self.num_kv_heads, head_size, DTYPES[config.model_config.dtype], sliding_window, float(logits_soft_cap or 0.0),
+                sinks is not None, min(8, drafts + 1),
+            ),
+        )  # fmt: skip
+        self._given_sinks = sinks
+        self._sinks: Tensor | None = None
+        self._store: Store | None = None
+        kernel = self.format.kernel(self.format.unit)
+        shape = versions.places(config) + 1, *residual_shape(kernel)
+        device = torch.device(config.device_config.device_type)
+        # here, so that vLLM's profiling counts them; the last one is for rows that are no request
+        self._residuals = torch.zeros(shape, dtype=kernel.dtype, device=device), torch.zeros(shape, dtype=kernel.dtype, device=device)
+
+    def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
+        self._sinks = None
+
+    def forward(
+        self,
+        layer: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        kv_cache: Tensor,
+        attn_metadata: KvgenMetadata | None,
+        output: Tensor,
+        output_scale: Tensor | None = None,
+        output_block_scale: Tensor | None = None,
+    ) -> Tensor:
+        """Fill `output` [tokens, heads, head_size], or [tokens, heads * head_size]."""
+        if attn_metadata is None:  # while memory is profiled
+            return output.zero_()
+        m, store = attn_metadata, self._bound(kv_cache, attn_metadata.calls)
+        tokens = m.starts[-1]
+        q, k, v = query[:tokens], key[:tokens], value[:tokens]
+        out = output.view(-1, self.num_heads, self.head_size)[:tokens]
+        m.calls.pack(k, v, m.counts, store, m.before, m.starts)
+        for part, exact in m.parts:
+            mine = slice(m.starts[part.start], m.starts[part.stop])
+            rows = m.after[part]
+            if exact and m.calls.prompt(q[mine], k[mine], v[mine], out[mine], rows.lengths, scale=self.scale, sinks=self._sinks):
+                continue
+            starts = [at - mine.start for at in m.starts[part.start : part.stop + 1]]
+            m.calls.attend(q[mine], out[mine], store, rows, starts, scale=self.scale, sinks=self._sinks, plan=m.plan, bounds=m.bounds[part])
+        return output
+
+    def _bound(self, kv_cache: Tensor, calls: PagedCalls) -> Store:
+        """vLLM's pages of the layer, and its residuals."""
+        if self._store is None or self._store.packed.data_ptr() != kv_cache.data_ptr():
+            pages = kv_cache.shape[0]
+            self._store = Store(kv_cache.view(torch.uint8).view(pages, *calls.page_shape), *self._residuals)
+        if self._given_sinks is not None and self._sinks is None:
+            self._sinks = self._given_sinks.detach().float().contiguous()
+        return self._store

@@ -1,0 +1,158 @@
+"""Which format a layer has: what `additional_config` says, with the heads and masks of vLLM's layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from math import lcm
+from typing import Any
+
+from kvgen.errors import SpecError, UnsupportedError
+from kvgen.spec import KernelSpec, load_spec
+from kvgen.spec.layers import FULL, SLIDING
+
+PAGE = 128
+"""Pages are multiples of so many tokens: vLLM asks before it knows a layer."""
+EXAMPLE = """--additional-config '{"kvgen": {"preset": "saw-int4"}}'"""
+
+
+def refused(what: str, reason: str) -> UnsupportedError:
+    """What kvgen does not serve, by name."""
+    return UnsupportedError(f"vLLM: {what}", reason, is_backend=False)
+
+
+@contextmanager
+def _refusing(what: str) -> Iterator[None]:
+    """Refuse what the spec language does."""
+    try:
+        yield
+    except (SpecError, ValueError) as error:
+        raise refused(what, str(error)) from error
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What vLLM says of a layer: the fields of `attention` in a spec."""
+
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    dtype: str
+    window: int | None
+    softcap: float
+    sinks: bool
+    q_len: int
+
+    @property
+    def key(self) -> tuple[int, int, int | None]:
+        """What vLLM's own spec of a KV cache knows of it."""
+        return self.kv_heads, self.head_dim, self.window
+
+
+class Format:
+    """The format of alike layers: a spec for each size of pages, and its kernel."""
+
+    def __init__(self, given: Mapping[str, Any], layer: Layer, rollback: int = 0, *, hits: bool = True) -> None:
+        """`given` is a format without heads, `rollback` the tokens that speculative decoding may take back, `hits` whether requests share
+        pages. Raises UnsupportedError, by name, for what cannot be served.
+        """
+        self.layer = layer
+        attention, cache = dict(given.get("attention") or {}), dict(given.get("cache") or {})
+        for name, fact in asdict(layer).items():
+            if attention.get(name) and attention[name] != fact and name != "q_len":
+                raise refused(f"attention.{name} of the format", f"it is {attention[name]}, and {fact} in the model's layers")
+        attention |= asdict(layer) | {"q_len": max(layer.q_len, attention.get("q_len") or 1)}
+        cache |= {"layout": "contiguous", "page": None, "rollback": max(rollback, cache.get("rollback") or 0)}
+        with _refusing("the format"):
+            self._spec = load_spec({"name": "vllm", **given, "attention": attention, "cache": cache})
+        if hits and self._spec.cache.sink + self._spec.cache.local:
+            raise refused(
+                "cache.sink and cache.local beside prefix caching",
+                "these tokens lie outside of the pages that requests share: --no-enable-prefix-caching",
+            )
+        if any(op.scale != "dynamic" for op in (self._spec.key, self._spec.value)):
+            raise refused("static scales (key.scale, value.scale)", "they are read from no checkpoint here")
+        self.layer = layer
+        self._kernels: dict[int, Any] = {}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Format) and self._spec == other._spec
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def spec(self, page: int) -> KernelSpec:
+        """The spec for pages of so many tokens. Raises UnsupportedError where they do not fit the format."""
+        with _refusing(f"pages of {page} tokens"):
+            return replace(self._spec, cache=replace(self._spec.cache, layout="paged", page=page))
+
+    def kernel(self, page: int) -> Any:
+        """The kernel for pages of so many tokens. Raises UnsupportedError where its blocks are not those of other pages."""
+        from kvgen.api import get_kernel
+
+        if page not in self._kernels:
+            self._kernels[page] = get_kernel(self.spec(page))
+        layout, unit = self._kernels[page].layout, self.unit
+        if page % layout.tokens or (page != unit and self.cell != layout.block_bytes // layout.tokens):
+            raise refused(f"pages of {page} tokens", f"the format has blocks of {layout.tokens} tokens: --block-size {unit}")
+        return self._kernels[page]
+
+    @cached_property
+    def unit(self) -> int:
+        """The smallest page."""
+        return lcm(PAGE, *(op.group for op in (self._spec.key, self._spec.value) if op.axis == "channel" and op.group))
+
+    @cached_property
+    def cell(self) -> int:
+        """Bytes of a token of one KV head, K and V. Raises UnsupportedError where that is no whole number."""
+        layout = self.kernel(self.unit).layout
+        if layout.block_bytes % layout.tokens:
+            raise refused("the format", f"a block of {layout.tokens} tokens has {layout.block_bytes} bytes, no whole number for each token")
+        return int(layout.block_bytes // layout.tokens)
+
+
+_formats: dict[tuple[int, int, int | None], Format] = {}
+
+
+def add(config: Any, layer: Layer) -> Format:
+    """The format of a layer of the model that is being made. Raises UnsupportedError, by name, for what cannot be served."""
+    given = chosen(config, FULL if layer.window is None else SLIDING)
+    drafts = getattr(config.speculative_config, "num_speculative_tokens", None) or 0
+    made = Format(given, layer, drafts, hits=bool(config.cache_config.enable_prefix_caching))
+    if _formats.get(layer.key) != made:
+        _formats[layer.key] = made  # of another model, if there was one
+    return _formats[layer.key]
+
+
+def of(spec: Any) -> Format:
+    """The format of the layers with one of vLLM's specs of a KV cache."""
+    return of_heads(spec.num_kv_heads, spec.head_size, getattr(spec, "sliding_window", None))
+
+
+def of_heads(kv_heads: int, head_dim: int, window: int | None) -> Format:
+    """The same by what vLLM's spec says."""
+    return _formats[kv_heads, head_dim, window]
+
+
+def chosen(config: Any, kind: str) -> Mapping[str, Any]:
+    """The format that the user chose for layers of a kind."""
+    given = (config.additional_config or {}).get("kvgen") if isinstance(config.additional_config, Mapping) else None
+    if isinstance(given, str):
+        given = {"preset": given}
+    if not isinstance(given, Mapping) or not given:
+        raise refused("--attention-backend CUSTOM", f"it is kvgen's, which needs a format: {EXAMPLE}")
+    if set(given) <= {FULL, SLIDING}:
+        given = given.get(kind)
+        if not isinstance(given, Mapping) or not given:
+            raise refused("the formats by kind of layer", f"the model has layers of {kind}, and there is none for them")
+    return given
+
+
+def check(config: Any) -> None:
+    """Raises UnsupportedError for a setting of vLLM that kvgen does not serve."""
+    parallel = config.parallel_config
+    if getattr(parallel, "decode_context_parallel_size", 1) > 1 or getattr(parallel, "prefill_context_parallel_size", 1) > 1:
+        raise refused("context parallelism", "a sequence's blocks lie on one device")
+    if config.kv_transfer_config is not None:
+        raise refused("KV connectors", "the newest tokens of a request lie outside of vLLM's pages")
