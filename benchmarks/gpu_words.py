@@ -79,6 +79,8 @@ def _spec_word(word: str) -> dict[str, dict[str, object]]:
     if rotation := re.fullmatch(r"([kv])rot(\d+)(u?)", word):  # u: without signs
         rotate = {"block": int(rotation[2]), "signs": not rotation[3]}
         return {"key" if rotation[1] == "k" else "value": {"rotate": rotate}}
+    if static := re.fullmatch(r"([kv])scale-(tensor|head|channel)", word):
+        return {"key" if static[1] == "k" else "value": {"scale": static[2], "zero": False}}
     number = re.fullmatch(r"(kg|vg|d|q|page|sink|local|rollback|cap|window)(\d+)", word)
     if number is None:
         raise ValueError(f"{word!r} is no word of a spec")

@@ -11,6 +11,8 @@ from kvgen.format.codecs import codec_of
 if TYPE_CHECKING:
     from kvgen.spec import KernelSpec, QuantSpec
 
+SMALLEST, LARGEST = 1e-20, 1e20
+"""Scales whose quotients and products with numbers of 16 bits float32 holds."""
 RANGE = 4.0
 """Magnitude that the largest code of `trial_scales` stands for."""
 
@@ -26,7 +28,8 @@ def static_scales(spec: KernelSpec, key: Any, value: Any, device: torch.device |
     `key` and `value` are numbers or tensors: of granularity `tensor` one number, of `head` [kv_heads], of `channel` [kv_heads, head_dim];
     ones around that do not count. Exactly those operands have one whose `scale` is static; the other's half is 1.
 
-    Raises ValueError for another shape, for numbers that are not finite and positive in float32, and where one is missing or too many.
+    Raises ValueError for another shape, for numbers that are not finite and positive (`SMALLEST` to `LARGEST`), and where one is missing
+    or too many.
     """
     attention = spec.attention
     shapes: dict[str, tuple[int, ...]] = {
@@ -44,8 +47,8 @@ def static_scales(spec: KernelSpec, key: Any, value: Any, device: torch.device |
         want = shapes[quant.scale]
         if [n for n in x.shape if n != 1] != [n for n in want if n != 1]:
             raise ValueError(f"{name}.scale is {quant.scale}: its scales are {list(want)}, not {list(x.shape)}")
-        if not bool(((x > 0) & x.isfinite()).all()):
-            raise ValueError(f"the scales of {name} must be finite and above 0 in float32")
+        if not bool(((x >= SMALLEST) & (x <= LARGEST)).all()):
+            raise ValueError(f"the scales of {name} must be finite and above 0: from {SMALLEST} to {LARGEST}")
         both[which] = x.reshape(*want, *[1] * (2 - len(want)))
     return both.to(device) if has_static_scales(spec) else None
 

@@ -147,8 +147,6 @@ def gpu_refusals(spec: KernelSpec) -> Iterator[str]:
     if a.q_len > MAX_QUERIES:
         yield f"attention.q_len ({a.q_len}) is more than {MAX_QUERIES}, which a decode kernel holds at once; longer calls need no q_len"
     for name, quant in (("key", spec.key), ("value", spec.value)):
-        if quant.static:
-            yield f"{name}.scale ({quant.scale}): scales are read from the blocks"
         if quant.per_token and quant.group % 16:
             yield f"{name}.group ({quant.group} channels) must be a multiple of 16"
     if a.group * a.q_len > MAX_Q_ROWS:

@@ -23,6 +23,8 @@ SHAPES = (
     "k4v4:d64", "k8v8:d96", "k2v2:d256", "k4v4:d256", "k8v8:d64:token", "k4v4:d96:token:h5/1", "k2v2:d64:kg32:vg32", "k4v4:d32",
     "k4v4:d160",
     "k4v4:d80:kg32", "k8v8:token:d80:kg16:vg16:q2", "k2v4:d112:page64:kg32", "k16v16:d112:bf16", "k4v8:d144:vg48:h6/2", "k4v4:d16:h2/1",
+    "k8v8:kscale-head:vscale-head", "k4v4:kscale-channel:vscale-channel:krot64:h16/2", "ke4m3ve4m3:kscale-tensor:vscale-tensor:bf16",
+    "k8v4:kscale-channel:page128:q4", "ke4m3v4:kscale-channel:vscale-head:h8/1:sink32:local128", "k4v8:token:vscale-channel:q8:h16/2",
     "k4v4:d192", "k8v8:d240:token:sym:h5/1",
     "k4v4:d512:bf16:h16/2", "k8v8:d512:token:h8/1", "k2v2:d512:h8/2:page128", "k4v4:d512:vchannel:q4:h8/2", "k8v4:d384:sink32:h16/2",
     "k4v4:h32/1", "k4v4:q8", "k2v2:h64/2:kg64:page128", "k4v4:h128/1:token", "k8v4:q8:h32/2:d80",
@@ -88,6 +90,7 @@ OLDER = tuple(
         ("k2v2:boost1/8:page128", "default"), ("k4v4:bf16:q4:page128", "default"), ("k8v8:d64:h5/1", "default"), ("k4v4:d256", "default"),
         ("k8v8:vchannel:sym", "default"), ("k2v2:kg16:vchannel:vg16", "default"), ("k16v16:d256", "default"),
         ("ke4m3ve4m3:token", "default"), ("ke4m3ve5m2:vchannel:kg32", "default"), ("knvfp4vmxfp4", "default"),
+        ("k8v8:kscale-channel:vscale-channel", "default"), ("ke4m3ve4m3:kscale-tensor:vscale-head", "default"),
         ("k4v4:d512:h8/2", "default"), ("k8v8:d512:token:h8/2", "default"),
     )
 )  # fmt: skip

@@ -222,6 +222,9 @@ def _refusals(spec: KernelSpec) -> Iterator[str]:
         yield f"boosted channels (key.boost) are numbered up to {BOOST_CHANNELS}, and head_dim is {spec.attention.head_dim}"
     if spec.attention.head_dim > NARROW_HEADS and (key.rotate or value.rotate):
         yield f"rotated tokens of more than {NARROW_HEADS} channels (attention.head_dim is {spec.attention.head_dim}) exceed registers"
+    for name, quant in (("key", key), ("value", value)):
+        if quant.static and codec_of(quant).coarse:
+            yield f"{name}.scale ({quant.scale}) for {codec_of(quant).label}, whose codes need a scale for few numbers"
     together = f"is no multiple of {WHOLE_PAGE} tokens, whose codes share words in a 2-bit K"
     if boost > 0 and key.group % WHOLE_PAGE:
         yield f"key.boost with a key.group ({key.group}) that {together}, is not built"

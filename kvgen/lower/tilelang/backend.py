@@ -117,6 +117,8 @@ def _refusals(spec: KernelSpec) -> Iterator[str]:
     if a.head_dim % 32 != 0 or a.head_dim > MAX_HEAD_DIM:
         many = f"attention.head_dim ({a.head_dim}) is no multiple of 32 up to {MAX_HEAD_DIM}"
         yield f"{many}: a warp holds the output of whole query rows"
+    if k.static or v.static:
+        yield f"key.scale ({k.scale}) and value.scale ({v.scale}) must be dynamic: scales are read from the blocks"
     if any(op.axis == "token" and op.group != a.head_dim for op in (k, v)):
         yield f"key.group ({k.group}) and value.group ({v.group}) must be head_dim where the axis is token: a token has one scale"
     if v.per_channel:

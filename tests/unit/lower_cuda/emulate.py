@@ -58,11 +58,11 @@ extern "C" int call(bool packing, bool backwards, void* const* tensors, const in
   if (packing) {{
     PackArgs args;
     args.cache = cache, args.k = k, args.v = v, args.tokens = tokens, args.new_lengths = static_cast<const int*>(tensors[7]);
-    args.limit = INT32_MAX, args.overflow = &overflow;
+    args.limit = INT32_MAX, args.overflow = &overflow, args.scales = static_cast<const float*>(tensors[9]);
     launch_pack<Format_>(args, nullptr);
   }} else {{
     UnpackArgs args;
-    args.cache = cache, args.k = k, args.v = v, args.tokens = tokens;
+    args.cache = cache, args.k = k, args.v = v, args.tokens = tokens, args.scales = static_cast<const float*>(tensors[9]);
     launch_unpack<Format_>(args, nullptr);
   }}
   return overflow;
@@ -80,6 +80,7 @@ class Cache:
     lengths: torch.Tensor
     block_table: torch.Tensor | None = None
     residual_slots: torch.Tensor | None = None
+    scales: torch.Tensor | None = None
 
     def tensors(self) -> list[torch.Tensor | None]:
         """In the order of the calls."""
@@ -121,7 +122,7 @@ class Emulated:
         ]
         blocks = cache.packed.shape[2] if table is None else table.shape[1] * page_blocks
         numbers += [k.shape[1], *k.stride()[:3], *v.stride()[:3], blocks, len(cache.k_residual)]
-        pointers = [None if t is None else t.data_ptr() for t in [*cache.tensors(), k, v, new, cache.residual_slots]]
+        pointers = [None if t is None else t.data_ptr() for t in [*cache.tensors(), k, v, new, cache.residual_slots, cache.scales]]
         overflow = self.library(table is not None).call(
             ctypes.c_bool(packing),
             ctypes.c_bool(backwards),

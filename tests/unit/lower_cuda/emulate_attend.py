@@ -11,6 +11,7 @@ import torch
 
 from kvgen.format.layout import PackedLayout, packed_layout
 from kvgen.format.residual import window_places
+from kvgen.format.scales import trial_scales
 from kvgen.lower.cuda.backend import source
 from kvgen.lower.schedule import Params, Value
 from kvgen.spec import KernelSpec
@@ -52,7 +53,8 @@ extern "C" int call(bool append, bool backwards, float scale, void* const* tenso
   a.plan = static_cast<const int*>(tensors[9]), a.overflow = static_cast<int*>(tensors[10]), a.limit = n[18], a.advance = n[25];
   a.sinks = static_cast<const float*>(tensors[11]);
   a.cache.residual_slots = static_cast<const int*>(tensors[12]), a.cache.slots = n[26];
-  if (append) a.k_new = {tensors[13], n[11], n[12], n[13]}, a.v_new = {tensors[14], n[22], n[23], n[24]};
+  a.scales = static_cast<const float*>(tensors[13]);
+  if (append) a.k_new = {tensors[14], n[11], n[12], n[13]}, a.v_new = {tensors[15], n[22], n[23], n[24]};
   return Attend_::launch(a, append, nullptr);
 }
 """
@@ -173,7 +175,7 @@ class Step:
         numbers[17] = pools[0].nbytes
         tensors = [
             self.packed, *pools, self.lengths, self.table, self.q, self.out, lse, self.workspace, plan, self.overflow,
-            self.sinks, self.slots, *(self.new or ()),
+            self.sinks, self.slots, trial_scales(self.kernel.spec), *(self.new or ()),
         ]  # fmt: skip
         pointers = [None if t is None else t.data_ptr() for t in tensors]
         self.kernel.library.show(self.first_load_is_current)

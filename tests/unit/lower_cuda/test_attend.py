@@ -63,6 +63,9 @@ CASES: dict[str, tuple[int, dict[str, Value]]] = {
     # floats
     "knvfp4vmxfp4:h8/2:page16:d64:q2": (16, {"kv_tile": 64}),
     "ke4m3ve5m2:h4/4:vchannel:kg32:vg64:d80": (64, TWO),
+    # static scales
+    "k4v8:kscale-channel:vscale-head:h8/2:d64": (64, {"kv_tile": 64}),
+    "ke4m3ve4m3:kscale-head:vscale-channel:bf16:h16/2:d64:page32": (32, {"kv_tile": 32, "tiles_in_flight": 2}),
     # runs of query rows
     "k4v4:vchannel:d112:h64/2:kg64:vg32": (64, TWO),
     "k8v4:d80:q8:h32/2:kg32:sink5:local20:rollback8:sinks": (32, TWO),

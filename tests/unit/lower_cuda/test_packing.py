@@ -14,6 +14,7 @@ from kvgen.format.dtypes import torch_dtype
 from kvgen.format.layout import PackedLayout, packed_layout
 from kvgen.format.residual import ResidualRows
 from kvgen.format.rotation import rotate
+from kvgen.format.scales import trial_scales
 from kvgen.spec import KernelSpec
 from kvgen.verify.data import normal
 from kvgen.verify.packing import pack_blocks, to_blocks, unpack_blocks
@@ -41,6 +42,8 @@ FORMATS = {
     "k2v16:d48:kg32:boost2/3static": 32,
     "ke4m3vnvfp4:token": 32,
     "kmxfp4ve5m2:vchannel:bf16:d96:vg48": 96,
+    "k4v8:kscale-channel:vscale-head": 64,
+    "k8ve4m3:kscale-head:vscale-channel:bf16:d80": 32,
     "k4v4:token:bf16:krot128:vrot16u": 32,
     "k2v2:d80:kg32:boost1/5:vchannel:vg32:krot16u:vrot16": 64,
 }
@@ -80,7 +83,12 @@ def empty_cache(name: str, batch: int, max_len: int, page: int | None = None) ->
         table = torch.randperm(batch * pages + 2, generator=torch.Generator().manual_seed(1))[: batch * pages].int().reshape(batch, pages)
         packed = torch.full((batch * pages + 2, HEADS, page // layout.tokens, layout.block_bytes), 0xA5, dtype=torch.uint8)
     residual = torch.full((batch, HEADS, layout.tokens, layout.head_dim), torch.nan, dtype=dtype)
-    return Cache(packed, residual, residual.clone(), torch.zeros(batch, dtype=torch.int32), table)
+    return Cache(packed, residual, residual.clone(), torch.zeros(batch, dtype=torch.int32), table, scales=trial_scales(spec_of(name)))
+
+
+def of_heads(held: Cache) -> torch.Tensor | None:
+    """Static scales for blocks [HEADS, blocks, tokens, head_dim]."""
+    return None if held.scales is None else held.scales[:, :, None, None]
 
 
 def append(
@@ -113,7 +121,7 @@ def test_packing_in_pieces_gives_the_bytes_of_the_reference(name: str, paged: bo
     rotated = [rotate(x, op.rotation) for x, op in zip((k, v), layout.operands, strict=True)]
     for b, length in enumerate(done):
         full = length // n
-        expected = pack_blocks(layout, *(to_blocks(x[b : b + 1, : full * n], n)[0] for x in rotated))
+        expected = pack_blocks(layout, *(to_blocks(x[b : b + 1, : full * n], n)[0] for x in rotated), of_heads(held))
         found = sequence_blocks(held.packed, held.block_table, b)
         assert torch.equal(found[:, :full, kept], expected[..., kept])
         assert (found[:, full:] == 0xA5).all(), "blocks that are not full stay as they were"
@@ -201,7 +209,7 @@ def test_unpacking_rounds_the_reference_once(name: str, emulated) -> None:  # ty
     for b, length in enumerate(lengths.tolist()):
         full = length // n
         blocks = sequence_blocks(held.packed, held.block_table, b)[:, :full]
-        for x, y, exact in zip((k, v), out, unpack_blocks(layout, blocks, k.dtype), strict=True):
+        for x, y, exact in zip((k, v), out, unpack_blocks(layout, blocks, k.dtype, of_heads(held)), strict=True):
             assert torch.equal(y[b, : full * n], exact.flatten(1, 2).transpose(0, 1).float().to(k.dtype))
             assert torch.equal(y[b, full * n : length], x[b, full * n : length])
             assert (y[b, length:] == 7.0).all()

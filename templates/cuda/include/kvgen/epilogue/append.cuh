@@ -27,18 +27,19 @@ __device__ void flush(const AttendArgs& args, const Shared<Traits>& shared, cons
   using Memory = typename Traits::Memory;
   static_assert(pack_smem_bytes<Format>() <= (Memory::kFlush ? Memory::kTotal - Memory::kFlush : Memory::kPages));
   uint8_t* block = args.cache.block<Format>(residual.head.sequence, residual.head.head, ResidualRows::packed_blocks(residual.length));
+  const auto scales = StaticScales::of<Format>(args.scales, args.cache.kv_heads, residual.head.head);
   __syncthreads();
   if constexpr (kRotated<typename Format::Key> || kRotated<typename Format::Value>) {
     // The rows of the block's new tokens are free, or hold them already.
     residual.keep_rotated(residual.old, min(residual.count(), Format::kTokens), [&](int token) { return residual.row_of(token); });
     __syncthreads();
     pack_block<Format, Traits::kThreads>([&](int token) { return residual.k_held(token); },
-                                         [&](int token) { return residual.v_held(token); }, block, shared.memory + Memory::kFlush);
+                                         [&](int token) { return residual.v_held(token); }, block, shared.memory + Memory::kFlush, scales);
     if constexpr (ResidualRows::kRollback == 0)
       residual.keep_rotated(max(residual.old, Format::kTokens), residual.count(), [&](int token) { return residual.later_row_of(token); });
   } else {
     pack_block<Format, Traits::kThreads>([&](int token) { return residual.k_row(token); }, [&](int token) { return residual.v_row(token); },
-                                         block, shared.memory + Memory::kFlush);
+                                         block, shared.memory + Memory::kFlush, scales);
     if constexpr (ResidualRows::kRollback == 0)
       residual.store(ResidualRows::kLocal > 0 ? max(residual.old, Format::kTokens) : Format::kTokens, residual.count());
   }

@@ -25,6 +25,12 @@ struct CtaResult {
   __device__ __forceinline__ static int channel() { return static_cast<int>(threadIdx.x) % kStride; }
   // Whether this thread has elements of the result.
   __device__ __forceinline__ static bool any() { return row() < Traits::kTileQRows; }
+  // Multiplies sums of codes by V's static scales.
+  __device__ __forceinline__ void scale(const float* scales) {
+    if (!any()) return;
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i) sum.value[i] *= scales[channel() + i * kStride];
+  }
   // Rotates the output back. The rotation is linear, so it does not matter that it precedes the sum over splits. All threads call it.
   __device__ __forceinline__ void rotate_back() {
     if constexpr (kRotated<typename Traits::Value>) {

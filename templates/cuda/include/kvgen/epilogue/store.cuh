@@ -92,6 +92,8 @@ __device__ __forceinline__ void store_result(const AttendArgs& args, const Share
   CtaResult<Traits> result;
   typename Sinks::Logit sink = Sinks::template load<Traits>(args, head, q_tile * 8 + result.row());
   merge_warps<Traits>(shared.merge, shared.warp_stats, result);
+  if constexpr (kStatic<typename Traits::Value>)
+    result.scale(StaticScales::of<typename Traits::Format>(args.scales, args.cache.kv_heads, head.head).value);
   result.rotate_back();
   const auto store = [&](int tile_row, int channel, int stride, const auto& sum) {
     const int row = q_tile * 8 + tile_row;

@@ -89,6 +89,7 @@ struct AttendArgs {
   float scale = 1.f;      // multiplies q * k
   bool advance = false;   // decode: the launch advances the lengths
   bool one_wave = false;  // all CTAs of the launch are resident at once
+  const float* scales = nullptr;  // static ones of K and of V, [2, kv_heads, head_dim] (format/static.cuh)
 };
 
 struct PackArgs {
@@ -99,6 +100,7 @@ struct PackArgs {
   int limit = 0;                     // maximum length of a sequence; one whose tokens do not fit is not changed
   int* overflow = nullptr;           // host memory; set to 1 then
   bool advance = true;               // advance the lengths
+  const float* scales = nullptr;     // as in AttendArgs
 
   // Whether a sequence of `length` tokens takes `more`, which the host has not seen.
   __device__ bool fits(int length, int more) const { return more >= 0 && more <= tokens && more <= limit - length; }
@@ -107,7 +109,8 @@ struct PackArgs {
 struct UnpackArgs {
   CacheArgs cache;
   Rows k, v;
-  int tokens = 0;  // extent of k and v
+  int tokens = 0;                 // extent of k and v
+  const float* scales = nullptr;  // as in AttendArgs
 };
 
 }  // namespace kvgen

@@ -26,7 +26,7 @@ struct Exports {
                                         kDLCUDA,
                                         16,
                                         Shape::kSinks,
-                                        false,
+                                        kStatic<typename Format::Key> || kStatic<typename Format::Value>,
                                         Attend_::kSlots};
 
   static int64_t workspace_bytes(const ffi::Bound& bound) {
@@ -50,7 +50,7 @@ struct Exports {
     a.cache = cache_args(call.cache);
     a.k = rows(call.k), a.v = rows(call.v), a.new_lengths = call.new_lengths.as<int>();
     a.tokens = ffi::to_int(call.function, "the number of tokens", call.k.size[1]);
-    a.limit = call.limit, a.overflow = call.overflow, a.advance = call.advance;
+    a.limit = call.limit, a.overflow = call.overflow, a.advance = call.advance, a.scales = call.cache.scales.as<float>();
     on.check(launch_pack<Format>(a, on.stream));
   }
 
@@ -66,7 +66,7 @@ struct Exports {
     a.q = rows(call.q), a.out = rows(call.out), a.k_new = rows(call.k_new), a.v_new = rows(call.v_new);
     a.lse = call.lse.as<float>(), a.sinks = call.sinks.as<float>(), a.workspace = call.workspace.data, a.plan = call.plan.as<int>();
     a.q_len = static_cast<int>(call.q_len), a.max_len = static_cast<int>(call.max_len), a.scale = call.scale;
-    a.limit = call.limit, a.overflow = call.overflow, a.advance = call.advance;
+    a.limit = call.limit, a.overflow = call.overflow, a.advance = call.advance, a.scales = call.cache.scales.as<float>();
     if (a.plan) check_plan(call, call.plan, shape(call, a.cache.batch, call.q_len, call.decode));
     on.check(Attend::launch(a, call.decode, on.stream));
     if (!a.plan || !a.advance) return;  // the static scheduler's launch advances the lengths itself
@@ -109,6 +109,7 @@ struct Exports {
     UnpackArgs a;
     a.cache = cache_args(call.cache), a.cache.kv_heads = static_cast<int>(call.k.size[2]);
     a.k = rows(call.k), a.v = rows(call.v), a.tokens = ffi::to_int(call.function, "the number of tokens", call.k.size[1]);
+    a.scales = call.cache.scales.as<float>();
     on.check(launch_unpack<Format>(a, on.stream));
   }
 

@@ -14,7 +14,7 @@ struct Shared {
   uint8_t* memory;
   uint8_t* fragments;  // of q
   float* factors;      // per query row: converts products to scores in log2 units
-  float* query_sums;   // per K group and query row: sum of q
+  float* query_sums;   // per K group and query row: sum of q; with static scales of K: of q * scale, and then the factors of these products
   float* merge;
   RowStats* warp_stats;
   WorkTile* work_tiles;  // of all warps
@@ -25,7 +25,7 @@ struct Shared {
     fragments = memory + Traits::Memory::kQuery;
     factors = reinterpret_cast<float*>(memory + Traits::Memory::kScalars);
     query_sums = factors + Traits::kQTiles * 8;
-    warp_stats = reinterpret_cast<RowStats*>(query_sums + Traits::kQTiles * 8 * Traits::kKeyGroups);
+    warp_stats = reinterpret_cast<RowStats*>(query_sums + Traits::kQTiles * 8 * (Traits::kKeyGroups + kStatic<typename Traits::Key>));
     flags = reinterpret_cast<int*>(memory + Traits::Memory::kFlags);
     merge = reinterpret_cast<float*>(memory + Traits::Memory::kMerge);
     work_tiles = reinterpret_cast<WorkTile*>(memory + Traits::Memory::kWorkTiles);
@@ -33,6 +33,9 @@ struct Shared {
   }
   __device__ uint32_t ring() const { return ptx::shared_address(memory); }
   __device__ uint32_t query() const { return ptx::shared_address(fragments); }
+  // The query of the packed loop, and its factors.
+  __device__ uint32_t packed_query() const { return query() + (kStatic<typename Traits::Key> ? Traits::kQueryPlainBytes : 0); }
+  __device__ const float* packed_factors() const { return kStatic<typename Traits::Key> ? query_sums + Traits::kQTiles * 8 : factors; }
 };
 
 // The query operands. K per channel: of the sub-tile's groups of tokens.
@@ -48,7 +51,15 @@ struct TileQuery {
 template <class Traits>
 __device__ __forceinline__ void load_query(const Shared<Traits>& shared, int lane, TileQuery<Traits>& query) {
 #pragma unroll
-  for (int tile = 0; tile < Traits::kQTiles; ++tile) query.fragments[0][tile].load(shared.query(), tile, lane);
+  for (int tile = 0; tile < Traits::kQTiles; ++tile) {
+    query.fragments[0][tile].load(shared.packed_query(), tile, lane);
+    if constexpr (kStatic<typename Traits::Key>)
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        const int row = q_row<Traits>(tile, lane, c);
+        query.affine[0][tile][c] = -1.f * Traits::Key::Codec::kOffset * shared.query_sums[row] * shared.packed_factors()[row];
+      }
+  }
 }
 
 // Scales q for the K groups that begin in the sub-tile at `token` of its KV tile. `params`: the tile's channel params of K.
@@ -81,7 +92,7 @@ __device__ __forceinline__ void scale_query(const Shared<Traits>& shared, uint32
 // The sum of q * zero for the `s`-th sub-tile of a softmax step, in the MMA tile of 16 tokens to which a lane's scores belong.
 template <class Traits>
 __device__ __forceinline__ float key_offset(const TileQuery<Traits>& query, int s, int tile, int m_tile, int lane, int c) {
-  if constexpr (!Traits::kKeyPerChannel) return 0.f;
+  if constexpr (!Traits::kKeyPerChannel && !kStatic<typename Traits::Key>) return 0.f;
   if constexpr (Traits::kSubtileKeyGroups == 1) return query.affine[s * Traits::kStepKeyGroups / Traits::kStepSubtiles][tile][c];
   const float first = query.affine[2 * s][tile][c], second = query.affine[2 * s + 1][tile][c];
   return (Traits::kQueryTwice ? lane % 4 / 2 : m_tile) ? second : first;
@@ -210,7 +221,7 @@ __device__ __forceinline__ void attend_packed(const Shared<Traits>& shared, Pipe
   constexpr bool kMaskedEnd = Mask::kCausal || Traits::kGathered;
   LoopQuery<Traits> query;
 #pragma unroll
-  for (int i = 0; i < Traits::kQTiles; ++i) row_factors<Traits>(shared.factors, i, lane, query.factors[i]);
+  for (int i = 0; i < Traits::kQTiles; ++i) row_factors<Traits>(shared.packed_factors(), i, lane, query.factors[i]);
   lane = ptx::pinned(lane);
   __builtin_assume(lane >= 0 && lane < 32);
   if constexpr (!Traits::kKeyPerChannel) load_query<Traits>(shared, lane, query.tile);

@@ -35,9 +35,11 @@ struct QueryLoader {
   static constexpr int kVectors = Runs::kCount;
   static constexpr int kRounds = ceil_div(Traits::kQTiles, Traits::kWarps);  // tiles of query rows that a warp loads
   uint4 raw[kRounds][kVectors];
+  const float* scales = nullptr;  // static ones of K
 
   // Starts the loads of q. A sequence beyond the batch gives zeros.
   __device__ void fetch(const AttendArgs& args, const Head& head, int warp, int lane) {
+    scales = StaticScales::of<typename Traits::Format>(args.scales, args.cache.kv_heads, head.head).key;
 #pragma unroll
     for (int round = 0; round < kRounds; ++round) {
       const int tile = round * Traits::kWarps + warp, at = tile * 8 + (Traits::kQueryTwice ? lane / 4 % 4 : lane / 4),
@@ -60,13 +62,14 @@ struct QueryLoader {
     for (int round = 0; round < kRounds; ++round)
       if (const int tile = round * Traits::kWarps + warp; tile < Traits::kQTiles) {
         if constexpr (kRotated<typename Traits::Key>) rotate_runs<Rotation<typename Traits::Key>, Runs, Element>(raw[round], lane);
-        publish_tile(args, shared, raw[round], tile, lane);
+        publish_tile(args, shared, raw[round], scales, tile, lane);
       }
   }
 
  private:
   template <class Shared>
-  __device__ static void publish_tile(const AttendArgs& args, const Shared& shared, const uint4 (&raw)[kVectors], int tile, int lane) {
+  __device__ static void publish_tile(const AttendArgs& args, const Shared& shared, const uint4 (&raw)[kVectors], const float* scales,
+                                      int tile, int lane) {
     const float largest = largest_of_row(raw);
     const int exponent = static_cast<int>(__float_as_uint(largest) >> 23) - 127;
     const int shift = largest > 0.f ? max(-100, min(100, (Traits::kIntegerKeys ? -1 : 3) - exponent)) : 0;
@@ -84,6 +87,7 @@ struct QueryLoader {
     }
     const int at = tile * 8 + lane / 4;
     if (lane % 4 == 0) shared.factors[at] = args.scale * 1.4426950408889634f * power_of_two(-shift);
+    if constexpr (kStatic<typename Traits::Key>) publish_scaled(shared, raw, scales, shift, tile, lane);
     if constexpr (!Traits::kKeyPerToken) return;
 #pragma unroll
     for (int q = 0; q < Traits::kKeyGroups; ++q) {
@@ -92,6 +96,42 @@ struct QueryLoader {
       sum += __shfl_xor_sync(~0u, sum, 2);
       if (lane % 4 == 0) shared.query_sums[q * Traits::kQTiles * 8 + at] = sum;
     }
+  }
+
+  // Static scales of K: q times the scales over the largest of them, rounded to fp16, as a second copy; per row the sum of that and its
+  // factor, which has the largest.
+  template <class Shared>
+  __device__ static void publish_scaled(const Shared& shared, const uint4 (&raw)[kVectors], const float* scales, int shift, int tile,
+                                        int lane) {
+    float largest = 0.f, sum = 0.f;
+#pragma unroll
+    for (int x = 0; x < kVectors; ++x)
+#pragma unroll
+      for (int i = 0; i < Runs::lane_channels(x); ++i) largest = fmaxf(largest, scales[Runs::lane_channel(x, lane % 4) + i]);
+#pragma unroll
+    for (int lanes = 1; lanes < 4; lanes *= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, lanes));
+    const float inverse = 1.f / largest;
+#pragma unroll
+    for (int x = 0; x < kVectors; ++x) {
+      const bool half = Runs::is_half(x);
+      float unused;
+      const uint4 v = scaled(raw[x], shift, half, unused);
+      uint32_t words[4] = {v.x, v.y, v.z, v.w};
+      const float* of_lane = scales + Runs::lane_channel(x, lane % 4);
+#pragma unroll
+      for (int i = 0; i < (half ? 2 : 4); ++i) {
+        const float2 f = __half22float2(ptx::as_half2(words[i]));
+        words[i] = ptx::pack_half2(f.x * (of_lane[2 * i] * inverse), f.y * (of_lane[2 * i + 1] * inverse));
+        const float2 rounded = __half22float2(ptx::as_half2(words[i]));
+        sum += rounded.x + rounded.y;
+      }
+      store_run(shared.fragments + Traits::kQueryPlainBytes + query_offset<Traits>(tile, x, lane),
+                make_uint4(words[0], words[1], words[2], words[3]), half);
+    }
+    sum += __shfl_xor_sync(~0u, sum, 1);
+    sum += __shfl_xor_sync(~0u, sum, 2);
+    if (const int at = tile * 8 + lane / 4; lane % 4 == 0)
+      shared.query_sums[at] = sum, shared.query_sums[Traits::kQTiles * 8 + at] = shared.factors[at] * largest;
   }
 
   __device__ static float power_of_two(int exponent) { return __uint_as_float(static_cast<uint32_t>(127 + exponent) << 23); }

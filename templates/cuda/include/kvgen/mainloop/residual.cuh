@@ -309,6 +309,10 @@ __device__ __forceinline__ void attend_residual(const Shared<Traits>& shared, co
     attend_residual_tile<Traits>(tile, seqlen, shared.query(), shared.factors, lane, state);
     tile.fetch(residual, residual_tile<Traits>(residual, place, round, warp), lane);
   }
+  if constexpr (kStatic<typename Traits::Value>)
+    divide_values<Traits>(
+        state, StaticScales::of<typename Traits::Format>(residual.args.scales, residual.args.cache.kv_heads, residual.head.head).value,
+        lane);
 #pragma unroll
   for (int i = 0; i < Traits::kQTiles; ++i) mix_values<Traits>(state[i]);
 }

@@ -18,7 +18,8 @@ constexpr float kScaleOfConstants = 1.f / 1024;  // with kZerosInScales: replace
 // Whether zeros of V are in units of the scale and meet the rounded weights, as the codes do: then the rounding error of a weight is
 // multiplied by the value, and not by the code. The error of 2-bit codes themselves is hundreds of times as large, so kExactQ decides.
 template <class Traits>
-constexpr bool kZerosInScales = Traits::kValuePerToken && (!Traits::Value::Codec::kNarrow || Traits::kExactQ);
+constexpr bool kZerosInScales =
+    kStatic<typename Traits::Value> || (Traits::kValuePerToken && (!Traits::Value::Codec::kNarrow || Traits::kExactQ));
 
 // Whether products of codes leave a sum to add: of zeros, of complements, or of what is added to symmetric codes.
 template <class Quant>
@@ -53,7 +54,7 @@ struct State {
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
       row_sum[c] *= factor[c];
-      if constexpr (Traits::kValuePerToken) {
+      if constexpr (Traits::kValueAffine) {
 #pragma unroll
         for (int q = 0; q < Traits::kValueGroups; ++q) affine[q][c] *= factor[c];
       }
@@ -198,7 +199,7 @@ __device__ __forceinline__ void softmax_step(const Scores<Traits> (&x)[kStepSubt
         state.row_sum[i % 2] += p[s][m_tile][i];
 #pragma unroll
         for (int q = 0; q < Traits::kValueGroups; ++q)
-          if constexpr (Traits::kValuePerToken && is_shifted<typename Traits::Value>()) {
+          if constexpr (Traits::kValueAffine && is_shifted<typename Traits::Value>()) {
             const float2 rounded = __half22float2(ptx::as_half2(y[s][q][m_tile][i / 2]));
             const float weight = !kZerosInScales<Traits> ? p[s][m_tile][i] : i % 2 == 0 ? rounded.x : rounded.y;
             state.affine[q][i % 2] = fmaf(weight, v[s].zero[m_tile][q][i / 2], state.affine[q][i % 2]);
@@ -286,6 +287,12 @@ __device__ __forceinline__ void load_value_params(uint32_t address, int lane, Va
 #pragma unroll
     for (int m_tile = 0; m_tile < Traits::kMTiles; ++m_tile)
       params.scale[m_tile][0][0] = params.scale[m_tile][0][1] = 1.f, params.zero[m_tile][0][0] = params.zero[m_tile][0][1] = 0.f;
+    if constexpr (kStatic<typename Traits::Value>) {  // whose scales the sums of a head meet
+      using Codec = typename Traits::Value::Codec;
+#pragma unroll
+      for (int m_tile = 0; m_tile < Traits::kMTiles; ++m_tile)
+        params.zero[m_tile][0][0] = 1.f * (Codec::kTop - Codec::kOffset), params.zero[m_tile][0][1] = -1.f * Codec::kOffset;
+    }
   }
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kvgen/format/places.cuh"
+#include "kvgen/format/static.cuh"
 #include "kvgen/host/launch.cuh"
 #include "kvgen/schedule/work_queue.cuh"
 
@@ -82,6 +83,8 @@ struct Traits : Schedule {
   static constexpr bool kKeyPerToken = Key::kPerToken;
   static constexpr bool kValuePerChannel = Value::kPerChannel;
   static constexpr bool kValuePerToken = Value::kPerToken;
+  // Codes that meet the weights with an offset, which is added outside of the MMA.
+  static constexpr bool kValueAffine = kValuePerToken || (kStatic<Value> && Value::Codec::kOffset != 0);
 
   // Without exact q, four rows or fewer meet K's codes of 4 bits or 2 as integers: columns 0..3 have the upper byte of q * scale rounded to
   // 16 bits, columns 4..7 the lower one (keys.cuh). With more rows the integers would take two MMAs, and 8-bit MMAs are slower.
@@ -157,8 +160,8 @@ struct Traits : Schedule {
   static constexpr int kPageEntries = kPaged ? 2 * Schedule::kTilesInFlight * kTileBlocks : 0;  // of a warp
   using Memory = typename Schedule::Memory;
   static_assert(kSlotBytes == Memory::kSlot && Memory::kScalars - Memory::kWorkTiles == Schedule::kWarps * WorkQueue::kWarpBytes);
-  static_assert(Memory::kFlags - Memory::kScalars == (kQTiles * 8 * (1 + kKeyGroups) + Schedule::kWarps * 8 * 2) * 4);
-  static_assert(Memory::kMerge - Memory::kQuery >= kQueryPlainBytes * (kErrorInCopy ? 2 : 1));
+  static_assert(Memory::kFlags - Memory::kScalars == (kQTiles * 8 * (1 + kKeyGroups + kStatic<Key>)+Schedule::kWarps * 8 * 2) * 4);
+  static_assert(Memory::kMerge - Memory::kQuery >= kQueryPlainBytes * (kErrorInCopy || kStatic<Key> ? 2 : 1));
   static_assert(Memory::kPages - Memory::kMerge >= Schedule::kWarps * kTileQRows * kMergeStride * 4);
 };
 

@@ -43,6 +43,21 @@ __device__ __forceinline__ void multiply_values(uint32_t codes, uint32_t params,
   });
 }
 
+// Divides sums of the residual's values by V's static scales, so that codes can be added to them.
+template <class Traits>
+__device__ __forceinline__ void divide_values(State<Traits> (&state)[Traits::kQTiles], const float* scales, int lane) {
+#pragma unroll
+  for (int u = 0; u < Traits::kRowTiles; ++u)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float inverse = 1.f / scales[Traits::ValueRuns::tile_channel(u, lane / 8) + lane / 4 % 2 + 2 * half];
+#pragma unroll
+      for (int tile = 0; tile < Traits::kQTiles; ++tile)
+#pragma unroll
+        for (int c = 0; c < 2; ++c) state[tile].out[u][2 * half + c] *= inverse;
+    }
+}
+
 // Converts the accumulators to sums of weight * code. V per channel: they are sums of p * v.
 template <class Traits>
 __device__ __forceinline__ void unmix_values(State<Traits>& state) {

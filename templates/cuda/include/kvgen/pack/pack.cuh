@@ -81,6 +81,7 @@ __global__ void __launch_bounds__(kThreads, pack_ctas<Format>()) pack_kernel(con
   const int block = length / kTokens + nth, full = end / kTokens;
   if (block >= full && nth > 0) return;
 
+  const auto scales = StaticScales::of<Format>(args.scales, cache.kv_heads, head);
   const int64_t slots = cache.residual_offset<Format>(sequence, head);
   Element* k_residual = static_cast<Element*>(cache.k_residual) + slots;
   Element* v_residual = static_cast<Element*>(cache.v_residual) + slots;
@@ -100,9 +101,10 @@ __global__ void __launch_bounds__(kThreads, pack_ctas<Format>()) pack_kernel(con
     const TokenRows<Element> k = begun ? TokenRows<Element>{k_residual, Format::kHeadDim} : fresh(args.k, block * kTokens);
     const TokenRows<Element> v = begun ? TokenRows<Element>{v_residual, Format::kHeadDim} : fresh(args.v, block * kTokens);
     if constexpr (kRotates<Format>)
-      pack_block<Format, kThreads>(k, v, cache.block<Format>(sequence, head, block), smem, Rotate<Format, kThreads>{begun ? kTokens : 0});
+      pack_block<Format, kThreads>(k, v, cache.block<Format>(sequence, head, block), smem, scales,
+                                   Rotate<Format, kThreads>{begun ? kTokens : 0});
     else
-      pack_block<Format, kThreads>(k, v, cache.block<Format>(sequence, head, block), smem);
+      pack_block<Format, kThreads>(k, v, cache.block<Format>(sequence, head, block), smem, scales);
   }
   if (nth == 0) keep(full * kTokens, end - full * kTokens);
 }
@@ -159,10 +161,11 @@ __global__ void __launch_bounds__(kThreads, pack_ctas<Format>()) pack_blocks_ker
   const PositionRows<Format> k_rows(cache, cache.k_residual, args.k, sequence, head, first, lengths.before);
   const PositionRows<Format> v_rows(cache, cache.v_residual, args.v, sequence, head, first, lengths.before);
   uint8_t* to = cache.block<Format>(sequence, head, block);
+  const auto scales = StaticScales::of<Format>(args.scales, cache.kv_heads, head);
   if constexpr (kRotates<Format>)
-    pack_block<Format, kThreads>(k_rows, v_rows, to, smem, Rotate<Format, kThreads>{lengths.before - first});
+    pack_block<Format, kThreads>(k_rows, v_rows, to, smem, scales, Rotate<Format, kThreads>{lengths.before - first});
   else
-    pack_block<Format, kThreads>(k_rows, v_rows, to, smem);
+    pack_block<Format, kThreads>(k_rows, v_rows, to, smem, scales);
 }
 
 constexpr int kStoreThreads = 256;

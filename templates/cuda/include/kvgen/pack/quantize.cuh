@@ -3,6 +3,7 @@
 #pragma once
 #include <algorithm>
 
+#include "kvgen/format/static.cuh"
 #include "kvgen/pack/boost.cuh"
 #include "kvgen/pack/scalers.cuh"
 #include "kvgen/pack/words.cuh"
@@ -178,8 +179,52 @@ __device__ __forceinline__ void pack_by_token(Row&& row, uint8_t* block) {
   }
 }
 
+// Static scales: what saturates is clamped before it is encoded, as encoding expects no more than the largest code. In place of a zero the
+// coder has the largest magnitude.
+template <class Codec_>
+struct Saturating : Codec_ {
+  __device__ __forceinline__ static float clamped(float x, float most) { return fminf(fmaxf(x, -most), most); }
+  __device__ __forceinline__ static uint32_t quick_code(float value, float most, float inverse, bool& close) {
+    return Codec_::quick_code(clamped(value, most), 0.f, inverse, close);
+  }
+  __device__ __forceinline__ static uint32_t exact_code(float value, float most, float scale) {
+    return Codec_::exact_code(clamped(value, most), 0.f, scale);
+  }
+};
+template <class Places_>
+struct StaticPlaces : Places_ {
+  using Codec = Saturating<typename Places_::Codec>;
+};
+template <class Codec>
+struct StaticScalers {
+  const float* at;  // the scales of eight consecutive channels, or of four of a half run, twice
+  bool half;
+
+  __device__ __forceinline__ float scale(int i) const { return at[half ? i % 4 : i]; }
+  __device__ __forceinline__ float zero(int i) const { return scale(i) * Codec::kMaxCode; }
+  __device__ __forceinline__ float inverse(int i) const { return __frcp_rn(scale(i)); }
+  __device__ __forceinline__ Scaler scaler(int i) const { return {zero(i), scale(i), inverse(i)}; }
+};
+
+// Packs K or V with static scales. The warps distribute (tile, chunk) pairs.
 template <class Format, Which kWhich, int kThreads, class Row>
-__device__ __forceinline__ void pack_operand(Row&& row, uint8_t* block, uint8_t* smem) {
+__device__ __forceinline__ void pack_static(Row&& row, uint8_t* block, const float* scales) {
+  using Places = StaticPlaces<kvgen::Places<Format, kWhich>>;
+  using Element = typename Format::Element;
+  using Runs = typename Places::Runs;
+  constexpr int kChunk = greatest_common_divisor(2, Runs::kCount), kChunks = Runs::kCount / kChunk;
+#pragma unroll 1
+  for (int item = threadIdx.x / 32; item < Format::kTokens / Places::kTileTokens * kChunks; item += kThreads / 32) {
+    const int token = item / kChunks * Places::kTileTokens, x = item % kChunks * kChunk;
+    const LaneVectors<Places, Element, kChunk> vectors(row, token, x);
+    pack_chunk<Places, Element, kChunk>(vectors, token, x, block, [&](int, int i) {
+      return StaticScalers<typename Places::Codec>{scales + Runs::lane_channel(x + i, threadIdx.x % 4), Runs::is_half(x + i)};
+    });
+  }
+}
+
+template <class Format, Which kWhich, int kThreads, class Row>
+__device__ __forceinline__ void pack_operand(Row&& row, uint8_t* block, uint8_t* smem, const float* scales) {
   constexpr bool kBoosted = Format::kBoosted > 0 && kWhich == Which::key;
   if constexpr (ChannelStats<Format, kWhich>::kUsed) {
     channel_ranges<Format, kWhich, kThreads>(row, smem);
@@ -192,6 +237,8 @@ __device__ __forceinline__ void pack_operand(Row&& row, uint8_t* block, uint8_t*
       __syncthreads();
       pack_boosted<Format, kThreads>(row, block, smem);
     }
+  } else if constexpr (kStatic<typename Places<Format, kWhich>::Quant>) {
+    pack_static<Format, kWhich, kThreads>(row, block, scales);
   } else {
     pack_by_token<Format, kWhich, kThreads>(row, block);
   }
@@ -240,14 +287,14 @@ struct AsGiven {
 
 // Quantizes and packs the Format::kTokens tokens of one block of one head. All kThreads threads of the CTA call it. `k_row(token)` and
 // `v_row(token)` give a token's channels in global memory, 16-byte aligned, and `stage` the rows that are packed in their place; `smem`
-// holds pack_smem_bytes, 16-byte aligned. The function ends with a barrier.
+// holds pack_smem_bytes, 16-byte aligned; `scales` are the head's static ones. The function ends with a barrier.
 template <class Format, int kThreads, class KRow, class VRow, class Stage = AsGiven>
-__device__ void pack_block(KRow k_row, VRow v_row, uint8_t* block, uint8_t* smem, Stage stage = {}) {
+__device__ void pack_block(KRow k_row, VRow v_row, uint8_t* block, uint8_t* smem, StaticScales scales = {}, Stage stage = {}) {
   static_assert(pack_smem_bytes<Format>() <= 96 * 1024 && kThreads % 32 == 0);
   packing::prefetch_rows<Format, kThreads>(v_row);
-  packing::pack_operand<Format, Which::key, kThreads>(stage.template rows<typename Format::Key>(k_row), block, smem);
+  packing::pack_operand<Format, Which::key, kThreads>(stage.template rows<typename Format::Key>(k_row), block, smem, scales.key);
   if constexpr (Format::Key::kPerChannel && Format::Value::kPerChannel) __syncthreads();  // K's scalers are read
-  packing::pack_operand<Format, Which::value, kThreads>(stage.template rows<typename Format::Value>(v_row), block, smem);
+  packing::pack_operand<Format, Which::value, kThreads>(stage.template rows<typename Format::Value>(v_row), block, smem, scales.value);
   __syncthreads();
 }
 

@@ -193,10 +193,11 @@ __device__ __forceinline__ void channel_ranges(Row&& token_row, uint8_t* smem) {
   constexpr int kRows = power_of_two_within(32 / kRowLanes);  // rows per load of the warp
   const int lane = threadIdx.x % 32;
   const int row = min(lane / kRowLanes, kRows - 1);  // surplus lanes repeat the last row
+  const int first_column = lane % kRowLanes * 8;
   static_assert(Format::kHeadDim / 8 % kParts == 0);
 #pragma unroll 1
   for (int item = threadIdx.x / 32; item < Stats::kRuns * kParts; item += kThreads / 32) {
-    const int run = item / kParts, column = (item % kParts * kRowLanes + lane % kRowLanes) * 8;
+    const int run = item / kParts, column = first_column + item % kParts * kRowLanes * 8;
     Range<Element> range[4];
 #pragma unroll
     for (int step = 0; step < 16 / kRows; ++step) {

@@ -25,14 +25,17 @@ __device__ __forceinline__ float param(const uint8_t* block, int kind, int token
 template <class Places>
 struct Affine {
   using Quant = typename Places::Quant;
-  static constexpr int kCount = Quant::kPerChannel ? 8 : 1;
+  static constexpr int kCount = Quant::kPerChannel || kStatic<Quant> ? 8 : 1;
   float scale[kCount], zero[kCount];
 
-  __device__ __forceinline__ Affine(const uint8_t* block, int token, int channel, bool half) {
+  __device__ __forceinline__ Affine(const uint8_t* block, const float* scales, int token, int channel, bool half) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       const int at = channel + (half ? i % 4 : i);
-      scale[i] = param<Places>(block, 0, token, at);
+      if constexpr (kStatic<Quant>)
+        scale[i] = scales[at];
+      else
+        scale[i] = param<Places>(block, 0, token, at);
       zero[i] = 0.f;
       if constexpr (Quant::kZero) zero[i] = param<Places>(block, 1, token, at);
     }
@@ -59,7 +62,8 @@ __device__ __forceinline__ void extract_codes(const uint32_t* words, uint32_t (&
 
 // Dequantizes eight channels of every lane row of a tile, 16 bytes each, from a lane's words of run x.
 template <class Places, class Element>
-__device__ __forceinline__ void dequantize(const uint8_t* block, const uint32_t* words, int token, int x, uint4 (&out)[Places::kLaneRows]) {
+__device__ __forceinline__ void dequantize(const uint8_t* block, const float* scales, const uint32_t* words, int token, int x,
+                                           uint4 (&out)[Places::kLaneRows]) {
   using Quant = typename Places::Quant;
   if constexpr (!Quant::Codec::kQuantized) {
     uint32_t pairs[Places::kLaneRows][4];
@@ -73,13 +77,14 @@ __device__ __forceinline__ void dequantize(const uint8_t* block, const uint32_t*
     uint32_t codes[Places::kLaneRows][8];
     extract_codes<Places>(words, codes);
     const bool half = Places::Runs::is_half(x);
-    const Affine<Places> first(block, row, channel, half);
+    const Affine<Places> first(block, scales, row, channel, half);
 #pragma unroll
     for (int lane_row = 0; lane_row < Places::kLaneRows; ++lane_row) {
-      const bool same = Quant::kPerChannel ? lane_row * 8 < Places::kParamTokens : lane_row == 0;  // params as the first lane row's
+      const bool same =
+          kStatic<Quant> || (Quant::kPerChannel ? lane_row * 8 < Places::kParamTokens : lane_row == 0);  // params as the first lane row's
       // Lane rows 2 and 3 of a tile that splits groups have one group: equal addresses let them share registers.
       const int other = Places::kSplitsGroups ? token + lane_row / 2 * 16 : row + lane_row * 8;
-      const Affine<Places> affine = same ? first : Affine<Places>(block, other, channel, half);
+      const Affine<Places> affine = same ? first : Affine<Places>(block, scales, other, channel, half);
       alignas(16) Element values[8];
 #pragma unroll
       for (int i = 0; i < 8; ++i) values[i] = from_float<Element>(affine(codes[lane_row][i], i));
@@ -91,7 +96,7 @@ __device__ __forceinline__ void dequantize(const uint8_t* block, const uint32_t*
 // Unpacks the first `tokens` tokens of a block; `row(token)` is the destination of a token's channels. The warps distribute (tile, chunk)
 // pairs.
 template <class Format, Which kWhich, class Row>
-__device__ __forceinline__ void unpack_operand(const uint8_t* block, int tokens, Row&& row) {
+__device__ __forceinline__ void unpack_operand(const uint8_t* block, const float* scales, int tokens, Row&& row) {
   using Places = kvgen::Places<Format, kWhich>;
   using Element = typename Format::Element;
   constexpr int kChunk = chunk_runs<Places>();
@@ -116,7 +121,7 @@ __device__ __forceinline__ void unpack_operand(const uint8_t* block, int tokens,
     for (int i = 0; i < kChunk; ++i) {
       uint4 out[Places::kLaneRows];
       if constexpr (Places::kSharedWords) words[i] >>= Places::first_bit(x + i);
-      dequantize<Places, Element>(block, words + i * Places::kWordsPerRun, token, x + i, out);
+      dequantize<Places, Element>(block, scales, words + i * Places::kWordsPerRun, token, x + i, out);
 #pragma unroll
       for (int lane_row = 0; lane_row < Places::kLaneRows; ++lane_row) {
         const int at = token + lane_row * 8 + lane / 4;
@@ -172,8 +177,9 @@ __global__ void __launch_bounds__(kThreads, 4) unpack_kernel(const UnpackArgs ar
   const auto k_row = [&](int token) { return args.k.row<Element>(sequence, start + token, head); };
   const auto v_row = [&](int token) { return args.v.row<Element>(sequence, start + token, head); };
   if (packed) {
-    unpack_operand<Format, Which::key>(bytes, tokens, k_row);
-    unpack_operand<Format, Which::value>(bytes, tokens, v_row);
+    const auto scales = StaticScales::of<Format>(args.scales, cache.kv_heads, head);
+    unpack_operand<Format, Which::key>(bytes, scales.key, tokens, k_row);
+    unpack_operand<Format, Which::value>(bytes, scales.value, tokens, v_row);
     if constexpr (Format::kBoosted > 0) {
       __syncthreads();
       unpack_boosted<Format>(bytes, tokens, k_row);
