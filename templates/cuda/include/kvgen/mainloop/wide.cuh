@@ -1,5 +1,5 @@
-// Heads of more than 256 channels. Accumulators and queries fill a thread's registers, which leaves none for sixteen tokens of the residual:
-// its vectors are loaded where they are used.
+// Heads of more than 256 channels. Accumulators and queries fill a thread's registers, which leaves none for sixteen tokens of the
+// residual: its vectors are loaded where they are used.
 #pragma once
 #include "kvgen/epilogue/workspace.cuh"
 #include "kvgen/mainloop/residual.cuh"
