@@ -110,7 +110,7 @@ def _of_layer(layer: int, spec: KernelSpec, found: Mapping[tuple[int, str], torc
             raise ValueError(f"layer {layer}: the checkpoint has no scale of {name} (model.layers.{layer}.self_attn.{name[0]}_scale)")
         both.append(None if scale is None else _shaped(layer, name, quant, spec, scale))
     try:
-        static_scales(spec, *both)
+        static_scales(spec, both[0], both[1])
     except ValueError as error:
         raise ValueError(f"layer {layer}: {error}") from None
     return both[0], both[1]

@@ -97,7 +97,7 @@ class Calls:
             if any(given is not None for given in (batch, max_len, device, block_table, pages)):
                 raise TypeError("new_cache(like=...) takes everything else from the other cache")
             cache = kvcache.cache_like(
-                self.spec, self.layout, like, self._scales(*given, like.device if isinstance(like, KVCache) else torch.device("cpu"))
+                self.spec, self.layout, like, self._scales(given, like.device if isinstance(like, KVCache) else torch.device("cpu"))
             )
         elif batch is None or max_len is None:
             raise TypeError("new_cache needs batch and max_len, or like=")
@@ -106,14 +106,14 @@ class Calls:
                 checks.plain("block_table", block_table)
             where = self._device(block_table.device if device is None and block_table is not None else device)
             module = self._distinct[0].module
-            of_cache = self._scales(*given, where)
+            of_cache = self._scales(given, where)
             cache = kvcache.new_cache(self.spec, self.layout, module, batch, max_len, pages, block_table, where, of_cache)
         self.prepare(cache)
         return cache
 
-    def _scales(self, key: Any, value: Any, device: torch.device) -> Tensor | None:
-        """The static scales of a new cache."""
-        return static_scales(self.spec, key, value, device)
+    def _scales(self, given: Sequence[Any], device: torch.device) -> Tensor | None:
+        """The static scales of a new cache, given for K and for V."""
+        return static_scales(self.spec, given[0], given[1], device)
 
     def prepare(self, cache: KVCache) -> None:
         """Allocate this kernel's workspaces for a cache, which the first call of each launch must not do while a CUDA graph is captured.
@@ -409,9 +409,9 @@ class Variant(Calls):
         self.executable = Executable(module, spec.attention.q_len)
         super().__init__(spec, layout, [self.executable])
 
-    def _scales(self, key: Any, value: Any, device: torch.device) -> Tensor | None:
+    def _scales(self, given: Sequence[Any], device: torch.device) -> Tensor | None:
         """Verification and timing need no calibration: scales that were not given are `trial_scales`."""
-        return trial_scales(self.spec, device) if key is None and value is None else super()._scales(key, value, device)
+        return trial_scales(self.spec, device) if given[0] is None and given[1] is None else super()._scales(given, device)
 
     def workspace(self, cache: KVCache) -> Tensor:
         """The workspace for a cache. Raises as `prepare` does."""

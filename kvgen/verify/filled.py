@@ -115,7 +115,8 @@ class FilledCache:
             for residual, new, op in ((self.cache.k_residual, k, self.layout.key), (self.cache.v_residual, v, self.layout.value))
         )
         scales = self.cache.scales
-        return pack_blocks(self.layout, *blocks, None if scales is None else scales[:, :, None])
+        k_blocks, v_blocks = blocks
+        return pack_blocks(self.layout, k_blocks, v_blocks, None if scales is None else scales[:, :, None])
 
     def attend(self, q: torch.Tensor, lengths: Sequence[int], new: Pair | None = None, sequences: Sequence[int] | None = None) -> Pair:
         """Attention in fp64 of q [rows, q_len, q_heads, head_dim] over `lengths` tokens of `sequences` (all, in order, by default).

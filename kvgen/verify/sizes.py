@@ -64,8 +64,8 @@ class LongPrompt(CallCheck):
             self._scales = self._scales[:, :, None, None]
         self._heads = torch.arange(heads if self._scales is not None else 1, device=self.device).unsqueeze(1)
         """Every head has other codes where its static scales are others."""
-        stored = (rotate(x, op.rotation).expand(len(self._heads), -1, -1, -1) for x, op in zip(pieces, self.layout.operands, strict=True))
-        self._packed = pack_blocks(self.layout, *stored, self._scales)
+        k, v = (rotate(x, op.rotation).expand(len(self._heads), -1, -1, -1) for x, op in zip(pieces, self.layout.operands, strict=True))
+        self._packed = pack_blocks(self.layout, k, v, self._scales)
 
     def run(self) -> None:
         """Raises CheckError at the first wrong number."""
