@@ -29,7 +29,7 @@ from vllm.v1.attention.backend import (
 )
 
 from kvgen.integrations.vllm import formats, versions
-from kvgen.runtime.paged import PagedCalls, Rows, StepPlan, Store, residual_shape
+from kvgen.runtime.paged import PagedCalls, Rows, StepPlan, Store, residual_shape, runs_of
 
 DTYPES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
 
@@ -155,7 +155,9 @@ class KvgenBuilder(AttentionMetadataBuilder[KvgenMetadata]):
         whole = Rows(after, table, places)
         exact = [end - start > 1 and end - start == bound for start, end, bound in zip(starts, starts[1:], bounds, strict=False)]
         parts = list(_parts(exact))
-        plan = self.calls.plan(whole[parts[0][0]], 1) if rows and not exact[0] and starts[1] == 1 else None
+        first, tokens = next(runs_of(starts), (slice(0, 0), 0))  # the decode steps, which vLLM puts first
+        planned = 0 < tokens <= self.calls.most_q and not exact[0]
+        plan = self.calls.plan(whole[first], tokens) if planned else None
         return KvgenMetadata(self.calls, counts, Rows(before, table, places), whole, starts, bounds, parts, plan)
 
 
