@@ -68,6 +68,7 @@ def _spec_word(word: str) -> dict[str, dict[str, object]]:
         "vchannel": {"value": {"axis": "channel"}},
         "bf16": {"attention": {"dtype": "bfloat16"}},
         "sinks": {"attention": {"sinks": True}},
+        "arrival": {"cache": {"quantize": "arrival"}},
     }
     if word in plain:
         return plain[word]

@@ -94,6 +94,7 @@ def describe(spec: AnySpec) -> str:
         f"sink {c.sink}": c.sink,
         f"local {c.local}": c.local,
         f"rollback {c.rollback}": c.rollback,
+        "quantized on arrival": c.arrival,
         f"window {a.window}": a.window,
         f"soft cap {a.softcap:g}": a.softcap,
         "learned sinks": a.sinks,

@@ -59,9 +59,10 @@ def bits_at(spec: KernelSpec, length: int) -> float:
     """Bits per element of a sequence of `length` tokens with its unquantized ones: sink, local, and those of a block that is not full."""
     layout = layout_of_format(spec)
     elements = 2 * layout.head_dim
-    full = residual_rows(spec, layout.tokens).packed_blocks(length)
+    rows = residual_rows(spec, layout.tokens)
+    full = rows.packed_blocks(length)
     wide = 32 if spec.attention.dtype == "float32" else 16
-    rest = (length - full * layout.tokens) * elements * wide
+    rest = 0 if rows.arrival else (length - full * layout.tokens) * elements * wide
     return (full * layout.payload_bytes * 8 + rest) / (length * elements)
 
 
@@ -79,6 +80,9 @@ def must_read(spec: KernelSpec, layout: PackedLayout, lengths: Iterable[int]) ->
     total = 0
     for length in lengths:
         first = 0 if window is None else max(0, length - window)
+        if rows.arrival:
+            total += (length - first) * layout.payload_bytes // layout.tokens
+            continue
         full = rows.packed_blocks(length)
         blocks = full - min(full, first // layout.tokens)  # a window never goes with sink tokens
         rest = min(length - full * layout.tokens, length - first)
@@ -95,6 +99,6 @@ def timed_lengths(spec: KernelSpec, layout: PackedLayout, workload: Workload) ->
 
 def half_full(spec: KernelSpec, layout: PackedLayout, kv_len: int) -> int:
     """The length at which a workload is timed: `kv_len`, less so many tokens that the newest block is half full, as it is on average."""
-    if kv_len % layout.tokens:
+    if kv_len % layout.tokens or spec.cache.arrival:
         return kv_len
     return max(1, kv_len - (kv_len - spec.cache.sink - spec.cache.local - layout.tokens // 2) % layout.tokens)

@@ -197,7 +197,7 @@ def format_name(spec: AnySpec) -> str:
     numbers = {"qlen": attention.q_len - 1 and attention.q_len, "window": attention.window, "softcap": attention.softcap}
     numbers |= {"sink": cache.sink, "local": cache.local, "rollback": cache.rollback}
     parts += [slug(f"{name}{value:g}") for name, value in numbers.items() if value]
-    return "-".join([*parts, *(["sinks"] if attention.sinks else [])])
+    return "-".join([*parts, *(["sinks"] if attention.sinks else []), *(["arrival"] if cache.arrival else [])])
 
 
 def _operand(quant: QuantSpec, head_dim: int) -> str:

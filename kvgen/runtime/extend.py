@@ -104,7 +104,7 @@ def check(call: Call, cache: KVCache, arguments: Arguments) -> None:
         raise UnsupportedError("extend attention", reason, is_backend=False)
     places = window_places(spec, cache.block_tokens)
     if call.new is None and call.window is not None and places:
-        held = places * cache.block_tokens - spec.cache.rollback
+        held = places * cache.block_tokens - spec.cache.rollback  # tokens that are quantized as they arrive have no such places
         seen = min(call.bound, call.q.shape[1] + call.window - 1)
         if seen > held:
             raise ValueError(
@@ -151,6 +151,9 @@ def on_cpu(module: Module, cache: Tensors, call: Call) -> None:
 
 def on_gpu(module: Module, cache: Tensors, call: Call) -> None:
     """Dequantize and attend part by part, then pack the new tokens."""
+    if call.new is not None and cache[1].shape[2] == 0:
+        _written_first(module, cache, call, call.new)
+        return
     if call.scale <= 0:  # flash attention multiplies -inf, the score of what is masked, by the scale, which the query takes instead
         call = replace(call, q=call.q * (-1 if call.scale else 0), scale=-call.scale or 1.0)
     batch, tokens, q_heads, dim = call.q.shape
@@ -180,6 +183,22 @@ def on_gpu(module: Module, cache: Tensors, call: Call) -> None:
     if given.new is not None:
         counts = torch.full((batch,), tokens, dtype=torch.int32, device=call.q.device)
         module.pack(*given.new, counts, *cache, call.limit, call.overflow, int(call.advance))
+
+
+def _written_first(module: Module, cache: Tensors, call: Call, new: New) -> None:
+    """The same where tokens are quantized as they arrive: they are written, and then attended with all others. Of sequences without room
+    nothing changes.
+    """
+    tokens, lengths = call.q.shape[1], cache[3]
+    module.pack(*new, torch.full_like(lengths, tokens), *cache, call.limit, call.overflow, 0)
+    fits = lengths <= call.limit - tokens
+    after = torch.where(fits, lengths + tokens, lengths)
+    kept = [(x, x.clone()) for x in (call.out, call.lse) if x is not None] if call.bound >= call.limit else []
+    on_gpu(module, (*cache[:3], after, *cache[4:]), replace(call, new=None))
+    for x, before in kept:
+        x.copy_(torch.where(fits.view(-1, *[1] * (x.dim() - 1)), x, before))
+    if call.advance:
+        lengths.copy_(after)
 
 
 def parts(batch: int, heads: int, head_bytes: int) -> Iterator[tuple[slice, slice]]:

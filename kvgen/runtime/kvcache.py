@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kvgen.errors import CacheMismatch
 from kvgen.format.dtypes import torch_dtype
-from kvgen.format.residual import cache_id, residual_rows, window_places
+from kvgen.format.residual import cache_id, most_rollback, residual_rows, window_places
 from kvgen.runtime import checks
 from kvgen.runtime.module import Module
 from kvgen.runtime.sequences import Sequences
@@ -125,12 +125,12 @@ class KVCache:
         """Take back the newest tokens of the sequences: those that speculative decoding rejected, for example.
 
         A number is taken from every sequence that has tokens; numbers for each sequence (int32 [batch] on the device, or on the host)
-        from each its own. No sequence may become shorter than `cache.rollback` tokens below the longest that it has been since it was
-        last empty: crops without new tokens between them count together. The device checks that, so in replays of a CUDA graph it
-        holds too: a sequence that would become shorter keeps its length, and the next call over the cache raises. On the CPU `crop` itself
-        raises, and changes nothing.
+        from each its own. With `cache.quantize` arrival any number may be. Else no sequence may become shorter than `cache.rollback`
+        tokens below the longest that it has been since it was last empty: crops without new tokens between them count together. The device
+        checks that, so in replays of a CUDA graph it holds too: a sequence that would become shorter keeps its length, and the next call
+        over the cache raises. On the CPU `crop` itself raises, and changes nothing.
 
-        Raises ValueError where the spec has no `cache.rollback`, and on numbers on the host that are beyond it; CacheMismatch where an
+        Raises ValueError where the spec has neither, and on numbers on the host that are beyond it; CacheMismatch where an
         earlier crop on a GPU was; TypeError on wrong types.
         """
         s = self.sequences
@@ -278,7 +278,7 @@ def new_cache(
         raise ValueError("block_table and pages belong to paged caches, and this format is contiguous")
     else:
         rows, blocks = batch, _contiguous_blocks(spec, layout, max_len)
-    sequences = Sequences(torch.zeros(batch, dtype=torch.int32, device=device), table, batch, max_len, module, spec.cache.rollback)
+    sequences = Sequences(torch.zeros(batch, dtype=torch.int32, device=device), table, batch, max_len, module, most_rollback(spec))
     cache = _tensors(spec, layout, rows, blocks, sequences, scales)
     if cache.gpu is not None:
         sequences.call_order.follow(cache.gpu)  # other streams wait for the lengths and the workspace to be zero
@@ -297,10 +297,10 @@ def cache_like(spec: KernelSpec, layout: PackedLayout, other: KVCache, scales: T
     rows, _, blocks, _ = other.packed.shape
     if other.block_tokens != layout.tokens or (spec.cache.page is None) != (other.block_table is None):
         raise CacheMismatch("caches that share lengths must have blocks and pages of the same numbers of tokens")
-    if other.sequences.rollback != spec.cache.rollback:
+    if other.sequences.rollback != most_rollback(spec):
         raise CacheMismatch(
-            f"caches that share lengths are cropped together: their specs must have one cache.rollback, not {other.sequences.rollback} and "
-            f"{spec.cache.rollback}"
+            f"caches that share lengths are cropped together: their specs must have one cache.quantize and one cache.rollback, not "
+            f"{other.sequences.rollback} and {most_rollback(spec)} tokens that may be taken back"
         )
     if other.block_table is not None and blocks * layout.tokens != spec.cache.page:
         raise CacheMismatch("caches that share a block table must have pages of the same number of tokens")

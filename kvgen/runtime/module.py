@@ -23,6 +23,8 @@ class Functions:
 
     set_threads: Callable[[int], Any] | None
     """None for a GPU: only CPU modules have threads."""
+    write: Callable[..., Any] | None
+    """Of formats whose tokens are quantized as they arrive."""
 
     def __init__(self, path: Path, library: tvm_ffi.Module) -> None:
         self.path = path
@@ -33,7 +35,8 @@ class Functions:
             raise KvgenError(f"{path} is no kvgen module: it lacks {', '.join(missing)}")
         for name in self.names:
             setattr(self, name, library.get_function(name))
-        self.set_threads = library.get_function("set_threads") if library.implements_function("set_threads") else None
+        for name in Functions.__annotations__:
+            setattr(self, name, library.get_function(name) if library.implements_function(name) else None)
 
     def __reduce__(self: F) -> tuple[Callable[[Path, type[F]], F], tuple[Path, type[F]]]:
         return load_as, (self.path, type(self))  # a copy of a cache calls the same library

@@ -279,11 +279,18 @@ class CacheSpec(Model):
     """Most recent tokens kept in `dtype`, K and V."""
     rollback: _Kept = 0
     """Most tokens that `KVCache.crop` may take back."""
+    quantize: Literal["block", "arrival"] = "block"
+    """block: K and V of a block together, once it is full. arrival: every token when it is written; any number may be taken back."""
 
     @property
     def unpacked(self) -> int:
         """Tokens of a sequence that no packed block holds, however long it is."""
         return self.sink + self.local
+
+    @property
+    def arrival(self) -> bool:
+        """Whether every token is quantized when it is written, so that none is kept in `dtype`."""
+        return self.quantize == "arrival"
 
     def problems(self) -> Iterable[rules.Problem]:
         return rules.cache(self)
@@ -362,6 +369,8 @@ class KernelSpec(Model):
             data["key"]["boost"]["fraction"] = self.key.boosted(self.attention.head_dim) / self.attention.head_dim
         if self.cache.rollback == 0:
             del data["cache"]["rollback"]
+        if not self.cache.arrival:
+            del data["cache"]["quantize"]
         for operand, quant in (("key", self.key), ("value", self.value)):
             if quant.rotate is None:
                 del data[operand]["rotate"]

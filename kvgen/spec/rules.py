@@ -73,6 +73,10 @@ def cache(spec: CacheSpec) -> Iterator[Problem]:
         yield ("page",), f"page ({spec.page}) is given, but the layout is contiguous"
     if spec.page is not None and spec.page % TOKEN_STEP:
         yield ("page",), f"page ({spec.page}) must be a multiple of {TOKEN_STEP} tokens"
+    for name in ("sink", "local", "rollback") if spec.arrival else ():
+        if tokens := getattr(spec, name):
+            why = "any number of tokens may be taken back" if name == "rollback" else "every token is quantized when it is written"
+            yield (name,), f"{name} ({tokens}) must be 0 with cache.quantize arrival: {why}"
 
 
 def kernel(spec: KernelSpec) -> Iterator[Problem]:
@@ -104,6 +108,9 @@ def _group(label: str, quant: QuantSpec, spec: KernelSpec) -> Iterator[Problem]:
         yield (label, "group"), f"{label}.group ({quant.group}) must be a multiple of {TOKEN_STEP} tokens when the axis is channel"
     if quant.per_channel and page is not None and page % quant.group:
         yield ("cache", "page"), f"page ({page}) must be a multiple of {label}.group ({quant.group}): a page holds whole groups"
+    if quant.per_channel and spec.cache.arrival:
+        reason = "its scales are those of several tokens, which are not all there when one arrives"
+        yield (label, "axis"), f"{label}.axis must be token with cache.quantize arrival, not channel: {reason}"
 
 
 def _rotation(label: str, quant: QuantSpec, spec: KernelSpec) -> Iterator[Problem]:

@@ -106,7 +106,7 @@ class WorkloadCheck(CallCheck):
         super().__init__(variant, caches.device, policy, comparison)
         self.caches, self.filled = caches, caches.filled
         self._name = caches.workload.key
-        self._almost_full = self.rows.first(caches.length) + self.rows.local + self.block - 1
+        self._almost_full = self.rows.almost_full(caches.length)
         """A length near the workload's, at which one token more packs a block."""
         self._first: Output | None = None
 
@@ -153,7 +153,7 @@ class WorkloadCheck(CallCheck):
         """The first new token packs a block; all that are not in it wait in the residual."""
         caches, cache, where = self.caches, self.filled.cache, f"decode at {self._name}"
         q_len, new = caches.workload.q_len, (caches.k, caches.v)
-        target = self.filled.place(self.rows.packed_blocks(self._almost_full))
+        target = self.filled.place(self.rows.filling(self._almost_full))
         before = cache.packed[target].clone()
         almost_full = [self._almost_full] * cache.batch
         for how in FORMS:
@@ -161,7 +161,8 @@ class WorkloadCheck(CallCheck):
             found = self.formed(how, caches.q, new)(cache)
             self.comparison.output(f"{where}, {how.end}, LSE {how.lse}", *found, *wanted["decode"])
             self.filled.restore(cache)
-        cache.packed[target] = NAN_BYTE  # else a variant that packs nothing would leave the block of the one before it
+        if not self.rows.arrival:
+            cache.packed[target] = NAN_BYTE  # else a variant that packs nothing would leave the block of the one before it
         self.filled.set(almost_full)
         last: Pair = self.call(cache, caches.q, new)
         self.comparison.output(where, *last, *wanted["decode"])
@@ -169,6 +170,9 @@ class WorkloadCheck(CallCheck):
         mine = cache.packed[target].clone()
         cache.packed[target] = before
         self.same_codes(f"after {where}", mine, wanted["blocks"])
+        if self.rows.arrival:
+            self.filled.restore(cache)
+            return
         after = self._almost_full + q_len
         first = max(self._almost_full, self.rows.first(after - self.rows.rollback))
         rotated = (rotate(x, op.rotation) for x, op in zip(new, self.layout.operands, strict=True))

@@ -24,7 +24,7 @@ from kvgen.format.scales import trial_scales
 from kvgen.runtime.calls import Variant
 from kvgen.runtime.kvcache import KVCache
 from kvgen.verify.data import learned_sinks, normal
-from kvgen.verify.packing import pack_blocks, unpack_blocks
+from kvgen.verify.packing import dequantize, pack_blocks, quantize, token_bits, unpack_blocks
 
 T = TypeVar("T")
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -32,6 +32,8 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 PATTERN_TOKENS = {"cpu": 4096, "cuda": 16384}
 """Tokens of a pattern. With fewer, an error in one token of a long sequence would be hidden; more take longer."""
 LEAST_BLOCKS = 4
+MOST_NEW = 16
+"""Tokens that a check appends, at most, before it restores what was filled."""
 SCORES = {"cpu": 1 << 20, "cuda": 1 << 25}
 """Scores in fp64 that are held at once; on a CPU as many as glibc's heap reuses for the next step."""
 NORESERVE = 0x4000
@@ -46,7 +48,7 @@ _patterns: dict[object, Pattern] = {}
 class FilledCache:
     """A cache of `batch` sequences with `room` known tokens each. The caller sets lengths and bound.
 
-    `copy` gives another one for inputs that rotate. `restore` undoes what `decode` left in the residuals.
+    `copy` gives another one for inputs that rotate. `restore` undoes what `decode` left in the residuals, or behind the lengths.
     """
 
     def __init__(self, variant: Variant, batch: int, room: int, device: torch.device | str) -> None:
@@ -80,13 +82,21 @@ class FilledCache:
 
     def set(self, lengths: Sequence[int], bound: int | None = None) -> None:
         """Set the lengths; the host's bound is the longest, unless `bound` is given."""
+        self._lengths = list(lengths)
         self.cache.lengths.copy_(torch.tensor(lengths, dtype=torch.int32))
         self.cache.bound = max(lengths) if bound is None else bound
         self.cache.sequences.uniform = len(set(lengths)) == 1
 
     def restore(self, cache: KVCache | None = None) -> None:
-        """Restore the residuals as they were filled, in this cache or a copy of it."""
+        """Restore as they were filled, in this cache or a copy of it, the residuals, or the blocks behind the lengths that were set."""
         cache = cache or self.cache
+        if self.rows.arrival:
+            for b, length in enumerate(self._lengths):
+                for block in range(length // self.layout.tokens, min(-(-(length + MOST_NEW) // self.layout.tokens), self._order.shape[1])):
+                    outer, _, inner = self.place(block)
+                    whose = b if isinstance(outer, slice) else outer[b]
+                    cache.packed[whose, :, inner] = self.pattern.packed[self._order[b, block]]
+            return
         cache.k_residual.copy_(self._residuals[0])
         cache.v_residual.copy_(self._residuals[1])
 
@@ -109,12 +119,23 @@ class FilledCache:
         uint8 [sequences, kv_heads, block_bytes].
         """
         first, tokens = self.rows.first(length), self.layout.tokens
+        scales = self.cache.scales
+        if self.rows.arrival:
+            at, inside = self.rows.filling(length), length % tokens
+            old = self.pattern.packed[self._order[sequences, at]]
+            many = min(k.shape[1], tokens - inside)
+            fresh = [x.new_zeros(len(old), x.shape[2], tokens, x.shape[3]) for x in (k, v)]
+            for given, whole, op in zip((k, v), fresh, self.layout.operands, strict=True):
+                whole[:, :, inside : inside + many] = rotate(given[sequences, :many], op.rotation).transpose(1, 2)
+            number = torch.arange(tokens, device=self.device)
+            mine = token_bits(self.layout, (number >= inside) & (number < inside + many))
+            packed = pack_blocks(self.layout, fresh[0], fresh[1], None if scales is None else scales[:, :, None])
+            return (old & ~mine) | (packed & mine)
         held = [self.rows.row(position) for position in range(first, min(first + tokens, length))]
         blocks = (
             torch.cat([residual[sequences][:, :, held], rotate(new[sequences, : tokens - len(held)], op.rotation).transpose(1, 2)], 2)
             for residual, new, op in ((self.cache.k_residual, k, self.layout.key), (self.cache.v_residual, v, self.layout.value))
         )
-        scales = self.cache.scales
         k_blocks, v_blocks = blocks
         return pack_blocks(self.layout, k_blocks, v_blocks, None if scales is None else scales[:, :, None])
 
@@ -161,6 +182,8 @@ class FilledCache:
         """Over the pattern's tokens, by how often each is seen, and over those that are not packed."""
         attention, q_len, sink, cap = self.spec.attention, q.shape[1], self.rows.sink, self.spec.attention.softcap
         packed = (lengths - sink - self.rows.local).clamp(min=0) // self.layout.tokens * self.layout.tokens
+        if self.rows.arrival:
+            packed = lengths
         total = lengths + (0 if new is None else q_len)
         end = (total.unsqueeze(1) - q_len + torch.arange(1, q_len + 1, device=self.device)).clamp(min=0)  # [rows, q_len]
         begin = torch.zeros_like(end) if attention.window is None else (end - attention.window).clamp(min=0)
@@ -210,12 +233,16 @@ class FilledCache:
         `first` [rows] are the positions after the packed blocks.
         """
         k, v = (residual[where].double() for residual in self._residuals)
-        sink, capacity = self.rows.sink, self.rows.capacity
+        sink, capacity = self.rows.sink, max(1, self.rows.capacity)
         slot, start = torch.arange(self.rows.rows, device=self.device), first.unsqueeze(1)
         at = torch.where(slot < sink, slot, start + (slot - sink - (start - sink)) % capacity)  # the position in each row
         held = at < lengths.unsqueeze(1)
         if new is not None:
             rotated = (rotate(x, op.rotation) for x, op in zip(new, self.layout.operands, strict=True))
+            if self.rows.arrival:
+                scales = (None, None) if self.cache.scales is None else self.cache.scales
+                each = zip(rotated, (self.spec.key, self.spec.value), scales, strict=True)
+                rotated = (dequantize(quantize(x, quant, None, scale), quant) if quant.quantized else x for x, quant, scale in each)
             k, v = (torch.cat([old, x.double().transpose(1, 2)], 2) for old, x in zip((k, v), rotated, strict=True))
             fresh = lengths.unsqueeze(1) + torch.arange(new[0].shape[1], device=self.device)
             at, held = torch.cat([at, fresh], 1), torch.cat([held, torch.ones_like(fresh, dtype=torch.bool)], 1)
@@ -339,8 +366,8 @@ def most_reserved(device: torch.device) -> int:
 
 def reserved(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Zeros; on the CPU pages of memory that are not written take no memory."""
-    if device.type == "cuda":
-        return torch.zeros(shape, dtype=dtype, device=device)
+    if device.type == "cuda" or 0 in shape:
+        return torch.zeros(tuple(shape), dtype=dtype, device=device)
     room = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NORESERVE)
     return torch.frombuffer(room, dtype=dtype).view(tuple(shape))
 

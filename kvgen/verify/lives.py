@@ -24,6 +24,7 @@ from kvgen.spec import KernelSpec
 from kvgen.verify import CheckPolicy
 from kvgen.verify.calls import Call, CallCheck, Output, Pair, form, query_lengths
 from kvgen.verify.data import Inputs, normal, structured
+from kvgen.verify.packing import token_bits
 from kvgen.verify.reference import WholeSequences
 
 BATCH = 11
@@ -33,6 +34,8 @@ CONSTANT = 64
 EXTEND_ROWS = 130
 """Query rows of the larger call on the CPU, whose back end processes them in blocks of at most 64."""
 SENTINEL = -77.0
+ANY_CROP = 21
+"""Tokens that are taken back where any number may be."""
 TURNS = 2
 """How often the steps of a scenario run, in other forms each time."""
 ATTENDS = 9
@@ -61,7 +64,8 @@ class Lives(CallCheck):
             self._append_again(scenario, cache)
             self.variant.prefill(cache, *self.laid_out(scenario.drafts, 2))
             cache.crop([scenario.drafts[0].shape[1]] * cache.batch)
-            self._cropped_no_further(cache)
+            if self.spec.cache.rollback:
+                self._cropped_no_further(cache)
         self._attend(scenario, cache)
         for turn in range(1, TURNS):
             with restored(cache):
@@ -77,7 +81,7 @@ class Lives(CallCheck):
         """Take back the newest tokens of the last chunk, and append them again. The chunk may have packed blocks that the crop unpacks: the
         other tokens of these must have been kept.
         """
-        counts = [min(count, self.spec.cache.rollback) for count in scenario.chunks[-1][1]]
+        counts = [min(count, crops(self.spec)) for count in scenario.chunks[-1][1]]
         starts = [length - again for length, again in zip(scenario.start, counts, strict=True)]
         with known(cache):
             cache.crop(counts)
@@ -143,11 +147,22 @@ class Lives(CallCheck):
         number = torch.arange(scenario.blocks.shape[2])
         full, gone = (
             torch.tensor([of(length) for length in scenario.lengths]).unsqueeze(1)
-            for of in (self.rows.packed_blocks, lambda length: first_held(self.spec, self.block, length))
+            for of in (self.rows.filling, lambda length: first_held(self.spec, self.block, length))
         )
         held = ((number < full) & (number >= gone)).to(self.device)  # [batch, blocks]
         blocks = packed_blocks(self, cache, len(number))[:, :, : len(number)]
         self.same_codes(f"of {scenario.name}", *(x.transpose(1, 2)[held] for x in (blocks, scenario.blocks)))
+        if self.rows.arrival:
+            self._last_blocks(scenario, blocks)
+
+    def _last_blocks(self, scenario: Scenario, blocks: torch.Tensor) -> None:
+        """The last block of a sequence holds the reference's numbers up to its length; padding, and places of no token, hold anything."""
+        lengths = torch.tensor(scenario.lengths, device=self.device).unsqueeze(1)
+        mine = token_bits(self.layout, torch.arange(self.block, device=self.device) < lengths % self.block).unsqueeze(1)
+        last = [
+            x[torch.arange(len(x)), :, (lengths[:, 0] // self.block).clamp(max=x.shape[2] - 1)] & mine for x in (blocks, scenario.blocks)
+        ]
+        self.same_codes(f"of the last tokens of {scenario.name}", *last)
 
 
 def stepped(step: Step, call: Call, cache: KVCache) -> Output:
@@ -232,7 +247,7 @@ def scenarios(spec: KernelSpec, layout: PackedLayout, policy: CheckPolicy, devic
     """The scenarios of a spec and a layout on a device. Reference attention makes this slow; it is kept for the process."""
     block, sink, unpacked = layout.tokens, spec.cache.sink, spec.cache.unpacked
     edges = (0, 1, *((unpacked + n) for n in (block - 1, block, block + 1, 2 * block + block // 2, 3 * block - 1)))
-    if rollback := spec.cache.rollback:  # a crop of so many tokens unpacks a block from these lengths, or more than one
+    if rollback := crops(spec):  # a crop of so many tokens unpacks a block from these lengths, or more than one
         edges = (*edges, *(unpacked + 2 * block + n for n in (min(2, rollback), max(1, rollback - 1))))
     edges = tuple(dict.fromkeys((*edges, *(n for n in (sink - 1, sink + 1, unpacked) if n > 0))))
     ragged = (*edges, *edges[1:])[: max(BATCH, len(edges))]
@@ -240,10 +255,17 @@ def scenarios(spec: KernelSpec, layout: PackedLayout, policy: CheckPolicy, devic
     served = query_lengths(spec)
     steps = (*served, *[1] * (policy.steps - len(served)))
     larger = (extend_tokens(spec),) if device == "cpu" else ()
+    if spec.cache.arrival:
+        ragged = tuple(dict.fromkeys((*ragged, *(n + by for n in (16, 32, 2 * block) for by in (-1, 0, 1)))))
     return (
         _scenario("ragged", spec, layout, device, ragged, steps),
         _scenario("long", spec, layout, device, (longest, longest * 5 // 8, longest * 3 // 4), (*steps, *larger)),
     )
+
+
+def crops(spec: KernelSpec) -> int:
+    """Tokens that are taken back: `cache.rollback`, or some of any number."""
+    return ANY_CROP if spec.cache.arrival else spec.cache.rollback
 
 
 def extend_tokens(spec: KernelSpec) -> int:
@@ -253,7 +275,7 @@ def extend_tokens(spec: KernelSpec) -> int:
 
 def _scenario(name: str, spec: KernelSpec, layout: PackedLayout, device: str, lengths: Lengths, q_lengths: Lengths) -> Scenario:
     """`q_lengths` are the query tokens of each decode step."""
-    ragged, rollback, first_q, block = name == "ragged", spec.cache.rollback, len(query_lengths(spec)), layout.tokens
+    ragged, rollback, first_q, block = name == "ragged", crops(spec), len(query_lengths(spec)), layout.tokens
     tokens = max(lengths) + rollback + sum(q_lengths)
     inputs = (normal if ragged else _hard)(spec, len(lengths), tokens, q_len=first_q + sum(q_lengths))
     all_q, k, v = (x.to(device) for x in (inputs.q, inputs.k, inputs.v))

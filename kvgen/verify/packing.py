@@ -247,6 +247,27 @@ def read_codes(layout: PackedLayout, which: Which, packed: torch.Tensor, scale: 
     return replace(q, codes=codes, boosted=torch.zeros_like(q.scale, dtype=torch.bool).scatter(-1, index, True))
 
 
+def token_bits(layout: PackedLayout, tokens: torch.Tensor) -> torch.Tensor:
+    """The bits of a block that codes and params of some tokens take, bool [..., layout.tokens]: as bytes, uint8 [..., block_bytes].
+
+    Params of channels belong to no token.
+    """
+    found = torch.zeros((*tokens.shape[:-1], layout.block_bytes), dtype=torch.uint8, device=tokens.device)
+    for which in OPERANDS:
+        op, shape = layout.operand(which), (*tokens.shape, layout.head_dim)
+        places, each = code_bits(layout, which), min(op.width, 8)
+        ones = tokens.unsqueeze(-1).expand(shape) * torch.tensor((1 << each) - 1, dtype=torch.uint8, device=tokens.device)
+        for byte in range(max(1, op.width // 8)):
+            _write_codes(found, places + 8 * byte, each, ones)
+        for offsets in param_offsets(layout, which) if op.per_token else ():
+            held = tokens.unsqueeze(-1).expand(*tokens.shape, offsets.shape[-1]) * torch.tensor(
+                255, dtype=torch.uint8, device=tokens.device
+            )
+            for byte in range(layout.bytes_of_param(op)):
+                found[..., offsets + byte] = held
+    return found
+
+
 def to_blocks(x: torch.Tensor, tokens: int) -> torch.Tensor:
     """[batch, length, heads, dim] as [batch, heads, length / tokens, tokens, dim]; a rest shorter than a block is left out."""
     batch, length, heads, dim = x.shape

@@ -107,7 +107,8 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 class WholeSequences:
     """K and V of whole sequences, [batch, tokens, kv_heads, head_dim] as they are appended, in any format of the spec language.
 
-    What a cache holds follows from lengths. Positions below `cache.sink` stay in dtype; of the others, block i holds the positions
+    What a cache holds follows from lengths. With `cache.quantize` arrival every token is quantized. Else positions below `cache.sink`
+    stay in dtype; of the others, block i holds the positions
     sink + [i * block, (i + 1) * block). A block is quantized once all of its tokens are older than the `local` newest. Other tokens read
     back as appended. A rotated operand is rotated before all of that.
     """
@@ -119,8 +120,7 @@ class WholeSequences:
         self.spec, self.raw, self.rows = spec, (k, v), residual_rows(spec, block)
         self.scales = scales if scales is not None else trial_scales(spec, k.device)
         self.rotations = tuple(rotation_of(quant, spec.attention.head_dim) for quant in (spec.key, spec.value))
-        each = (None, None) if self.scales is None else self.scales[:, :, None, None]
-        self._read = tuple(self._read_back(*one) for one in zip(self.held, (spec.key, spec.value), each, strict=True))
+        self._read = self._read_all()
 
     @property
     def held(self) -> Pair:
@@ -129,8 +129,13 @@ class WholeSequences:
         return k, v
 
     def packed(self, layout: PackedLayout) -> torch.Tensor:
-        """All whole blocks: uint8 [batch, kv_heads, blocks, block_bytes]."""
-        k, v = (to_blocks(x[:, self.rows.sink :], layout.tokens) for x in self.held)
+        """All whole blocks: uint8 [batch, kv_heads, blocks, block_bytes]; also the last one, of tokens that are quantized as they arrive:
+        zeros follow them.
+        """
+        held = [x[:, self.rows.sink :] for x in self.held]
+        if self.rows.arrival:
+            held = [torch.cat([x, x.new_zeros(x.shape[0], -x.shape[1] % layout.tokens, *x.shape[2:])], 1) for x in held]
+        k, v = (to_blocks(x, layout.tokens) for x in held)
         return pack_blocks(layout, k, v, None if self.scales is None else self.scales[:, :, None, None])
 
     def seen(self, packed_upto: Sequence[int], rounded: torch.dtype | None = None) -> Pair:
@@ -159,12 +164,13 @@ class WholeSequences:
         sinks: torch.Tensor | None = None,
     ) -> Pair:
         """Output [batch, q_len, q_heads, head_dim] and LSE [batch, q_heads, q_len] (fp64) of the last q_len positions of `lengths`, with
-        the blocks quantized that are due at `packed_upto`: after a step its lengths, in a `decode` those before it.
+        the blocks quantized that are due at `packed_upto`: after a step its lengths, in a `decode` those before it. Where tokens are
+        quantized as they arrive, all are, whatever `packed_upto`.
 
         `sinks` [q_heads] are `learned_sinks` where None. `rounded`: the type to which K and V are rounded first, as extend attention on a
         GPU does.
         """
-        k, v = self.seen(packed_upto, rounded)
+        k, v = self.seen(lengths if self.rows.arrival else packed_upto, rounded)
         q = rounded_query(q, self.rotations[0])
         att, sinks = self.spec.attention, learned_sinks(self.spec, q.device) if sinks is None else sinks
         return attend(q, k, v, torch.tensor(lengths), scale=scale, softcap=att.softcap, window=att.window, sinks=sinks)
@@ -176,18 +182,26 @@ class WholeSequences:
         return k, v
 
     def drafted(self, kept: Sequence[int]) -> WholeSequences:
-        """The sequences with other tokens from `kept[b]` on, which will be taken back. No block may hold them yet."""
+        """The sequences with other tokens from `kept[b]` on, which will be taken back. No block may hold them yet, unless they are
+        quantized as they arrive."""
         token = torch.arange(self.raw[0].shape[1], device=self.raw[0].device)
         draft = (token >= torch.tensor(kept, device=token.device).unsqueeze(1))[..., None, None]
         other = copy.copy(self)
         other.raw = (torch.where(draft, -self.raw[0], self.raw[0]), torch.where(draft, -self.raw[1], self.raw[1]))
+        if self.rows.arrival:
+            other._read = other._read_all()
         return other
+
+    def _read_all(self) -> tuple[torch.Tensor, ...]:
+        """K and V as `_read_back` gives them."""
+        each = (None, None) if self.scales is None else self.scales[:, :, None, None]
+        return tuple(self._read_back(*one) for one in zip(self.held, (self.spec.key, self.spec.value), each, strict=True))
 
     def _read_back(self, x: torch.Tensor, quant: Any, scale: torch.Tensor | None) -> torch.Tensor:
         """K or V with all whole blocks quantized, fp64."""
         if quant.bits == 16:
             return x.double()
-        blocks = to_blocks(x[:, self.rows.sink :], self.rows.block)
+        blocks = to_blocks(x[:, self.rows.sink :], 1 if self.rows.arrival else self.rows.block)
         read = from_blocks(dequantize(quantize(blocks, quant, getattr(quant, "boost", None), scale), quant))
         sink, end = self.rows.sink, self.rows.sink + read.shape[1]
         return torch.cat([x[:, :sink].double(), read, x[:, end:].double()], 1)

@@ -42,6 +42,7 @@ def drawn_gpu_spec(draw: Random, target: Target = "sm90") -> KernelSpec:
         attention = data["attention"]
         dim, group = attention["head_dim"], attention["q_heads"] // attention["kv_heads"]
         data["arch"], attention["kv_heads"] = target, min(2, attention["kv_heads"])
+        data["cache"].pop("quantize", None)  # emulated lives compare whole blocks
         attention["q_heads"] = group * attention["kv_heads"]
         attention["dtype"] = draw.choice(["float16", "float16", "bfloat16"])
         attention["q_len"] = draw.choice([1, 1, 2, draw.randint(1, 8)])
@@ -106,6 +107,8 @@ def spec_data(draw: Random) -> dict[str, Any]:
             cache["sink"] = draw.choice([1, 4, 16, 64, draw.randint(1, 200)])
         if draw.random() < 0.3:
             cache["local"] = min(draw.choice([1, 16, 64, 128, draw.randint(1, 200)]), (window or 201) - 1)
+    if not groups and draw.random() < 0.5:
+        cache = {**{name: cache[name] for name in ("layout", "page") if name in cache}, "quantize": "arrival"}
     return {
         "name": "life", "arch": "cpu", "attention": attention, "key": key, "value": value, "cache": cache,
         "workloads": [{"batch": 1, "kv_len": 1 << 16}],

@@ -9,11 +9,12 @@ from random import Random
 import torch
 
 from kvgen.errors import CacheMismatch
-from kvgen.format.residual import first_held, window_places
+from kvgen.format.residual import first_held, most_rollback, window_places
 from kvgen.runtime.calls import Variant
 from kvgen.runtime.kvcache import KVCache, row_of
 from kvgen.verify.calls import poison, poisoned
 from kvgen.verify.lives import restored
+from kvgen.verify.packing import token_bits
 from kvgen.verify.tolerance import Comparison, relative_l2, tolerance
 from tests.lives.draw import KINDS, drawn_query, drawn_sinks, drawn_tensor
 from tests.support.packed import meaningful_bytes, sequence_blocks
@@ -155,13 +156,13 @@ class Life:
             for cache, (q, k, v), (out, lse) in zip(self.caches, inputs, outputs, strict=True):
                 launch.decode(q, k, v, cache, out=out, lse=lse, scale=scale, sinks=sinks, plan=plan)
             first.advance(tokens)
-            if self.spec.cache.rollback:
+            if most_rollback(self.spec):
                 first.crop(taken)
 
         run = step
         for number in range(times):
             there = torch.tensor([length > 0 for length in self.lengths])
-            most = min(tokens, self.spec.cache.rollback)
+            most = min(tokens, most_rollback(self.spec))
             back = [most // 2] * self.batch if uniform else [self.draw.randint(0, most) for _ in self.lengths]
             taken.copy_(torch.tensor(back) * there)
             wanted = []
@@ -189,7 +190,7 @@ class Life:
 
     def crop(self) -> None:
         """As many tokens as may be taken back, or fewer."""
-        rollback = self.spec.cache.rollback
+        rollback = most_rollback(self.spec)
         if not rollback:
             return
         most = [min(length, max(0, length - max(0, top - rollback))) for length, top in zip(self.lengths, self.longest, strict=True)]
@@ -330,10 +331,13 @@ class Life:
             truth = reference.keys_values()
             for b, length in enumerate(self.lengths):
                 where = f"layer {number}, sequence {b} of {length} tokens"
-                first = first_held(self.spec, self.layout.tokens, max(length, self.longest[b] - self.spec.cache.rollback))
+                first = first_held(self.spec, self.layout.tokens, max(length, self.longest[b] - most_rollback(self.spec)))
                 got = sequence_blocks(packed, table, b)
                 for block in range(first, rows.packed_blocks(length)):
                     mine, other = got[:, block % places if places else block], want[b, :, block]
+                    if rows.arrival:
+                        written = token_bits(self.layout, torch.arange(rows.block) < length - block * rows.block)
+                        mine, other = mine & written, other & written
                     require(torch.equal(mine[:, kept], other[:, kept]), f"{where}: packed block {block}")
                 unquantized = [*range(min(length, rows.sink)), *range(rows.first(length), length)]
                 at = [rows.row(position) for position in unquantized]

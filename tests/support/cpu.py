@@ -24,7 +24,7 @@ def spec_of(
     k: str = "4c32",
     v: str = "4t32",
     page: int = 0,
-    cache: dict[str, int] | None = None,
+    cache: dict[str, Any] | None = None,
     **attention: Any,
 ) -> KernelSpec:
     """A spec in short words: `4c32` is 4 bits per channel in groups of 32, `8t16s` 8 bits per token, symmetric, `e4m3t64` floats, `nvfp4`;

@@ -120,6 +120,8 @@ class ReferenceCache:
         """
         att = self.spec.attention
         held = [torch.zeros(len(self.lengths), att.kv_heads, self.rows.rows, att.head_dim, dtype=x.dtype) for x in self.given]
+        if self.rows.arrival:
+            return held[0], held[1]
         rotated = [
             rotate(x, rotation_of(quant, att.head_dim)) for x, quant in zip(self.given, (self.spec.key, self.spec.value), strict=True)
         ]

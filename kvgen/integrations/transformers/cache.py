@@ -14,6 +14,7 @@ from transformers import GenerationMixin
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from kvgen.api import get_kernel
+from kvgen.format.residual import most_rollback
 from kvgen.integrations.transformers.passes import LayerGroup, Passes, States
 from kvgen.spec import KernelSpec, layers
 from kvgen.spec.layers import Format
@@ -81,7 +82,7 @@ class KvgenLayer(CacheLayerMixin):
         self.cache = self.group.caches[index]
         self.spec = self.group.kernel.spec
         self.is_sliding = self.spec.attention.window is not None
-        self.is_croppable = self.spec.cache.rollback > 0
+        self.is_croppable = most_rollback(self.spec) > 0
         self.is_initialized = True
         self.batch = self.batch_size = self.max_batch_size = self.cache.batch
 
@@ -157,9 +158,12 @@ class KvgenCache(Cache):
         disagree and on wrong scales, ToolchainMissing for a GPU that does not exist.
         """
         specs = layer_specs(config, spec, batch=batch, max_len=max_len)
-        rollbacks = sorted({each.cache.rollback for each in specs})
+        rollbacks = sorted({most_rollback(each) for each in specs})
         if len(rollbacks) > 1:
-            raise ValueError(f"the layers of a model are cropped together: cache.rollback must be one number, not {rollbacks}")
+            raise ValueError(
+                f"the layers of a model are cropped together: cache.quantize and cache.rollback must be the same in all, and {rollbacks} "
+                "tokens may be taken back"
+            )
         if scales is not None and len(scales) != len(specs):
             raise ValueError(f"the model has {len(specs)} layers, and scales of {len(scales)} were given")
         given: Sequence[tuple[Any, Any] | None] = [None] * len(specs) if scales is None else scales

@@ -102,6 +102,7 @@ class CpuBackend(Lowering[KernelSpec]):
             "modifier": modifier_of(attention),
             "window": attention.window or 0,
             "sinks": attention.sinks,
+            "arrival": spec.cache.arrival,
             "launch": dict(schedule.launch),
             "workers": WORKERS,
             "expanded": max(layout.subtile, EXPANDED_FLOATS // attention.head_dim // 32 * 32),

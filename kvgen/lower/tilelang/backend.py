@@ -131,8 +131,8 @@ def _refusals(spec: KernelSpec) -> Iterator[str]:
         yield f"attention.window ({a.window}): all cached tokens are read"
     if a.sinks:
         yield "attention.sinks: the denominator has no logit of its own"
-    if c.unpacked + c.rollback > 0:
-        kept = f"cache.sink ({c.sink}), cache.local ({c.local}) and cache.rollback ({c.rollback}) must be 0"
+    if c.unpacked + c.rollback > 0 or c.arrival:
+        kept = f"cache.sink ({c.sink}), cache.local ({c.local}) and cache.rollback ({c.rollback}) must be 0, cache.quantize block"
         yield f"{kept}: the residual is the block that fills"
     if c.page is not None and c.page % 32 != 0:
         yield f"cache.page ({c.page}) is no multiple of 32 tokens, which the kernel reads at once"

@@ -37,6 +37,12 @@ FORMATS = {
     "mxfp4-and-e4m3-float32": spec_of(dtype="float32", k="mxfp4", v="e4m3t4"),
     "static-int": spec_of(k="4@channel~64", v="8@head", page=64, q_len=2, cache={"local": 20, "rollback": 4}),
     "static-e4m3-bfloat16": spec_of(dim=80, dtype="bfloat16", k="e4m3@tensor", v="4t16"),
+    "arrival": spec_of(heads="6/2", k="4t32", v="2t64", q_len=2, cache={"quantize": "arrival"}),
+    "arrival-paged-bfloat16": spec_of(
+        dtype="bfloat16", k="16", v="8t16s~32", page=16, window=70, softcap=20.0, sinks=True, q_len=3, cache={"quantize": "arrival"}
+    ),
+    "arrival-float32": spec_of(dim=80, dtype="float32", k="e4m3t16", v="16", cache={"quantize": "arrival"}),
+    "arrival-static": spec_of(k="8@channel", v="4@head", page=32, q_len=2, cache={"quantize": "arrival"}),
     "rollback-window": spec_of(k="8c32s", window=70, softcap=20.0, sinks=True, page=32, cache={"local": 33, "rollback": 5}),
 }
 

@@ -6,10 +6,11 @@ import torch
 
 from kvgen.format.residual import window_places
 from kvgen.verify.data import normal, structured
+from kvgen.verify.packing import token_bits
 from kvgen.verify.tolerance import relative_l2, tolerance
 from tests.support.packed import meaningful_bytes, sequence_blocks
 from tests.support.reference import ReferenceCache
-from tests.unit.lower_cuda.emulate_attend import Emulated, Step, packed_cache
+from tests.unit.lower_cuda.emulate_attend import Emulated, Step, block_place, packed_cache
 
 
 def reference(built: Emulated, lengths: tuple[int, ...], *, hard: bool = False, seed: int = 1) -> tuple[ReferenceCache, torch.Tensor]:
@@ -49,6 +50,14 @@ def cached(step: Step, held: ReferenceCache, before: tuple[int, ...], after: lis
         used = expected.ne(0).any(-1)
         assert torch.equal(mine[used], expected[used])
     expected, table = packed_cache(step.kernel, held, max(before) + step.q.shape[1])
+    if held.rows.arrival:
+        for b, (old, length) in enumerate(zip(before, after, strict=True)):
+            for block in range(old // held.block, -(-length // held.block)):
+                mine = token_bits(step.kernel.layout, torch.arange(held.block) < length - block * held.block)
+                one, other = (p[whose, :, inner] for p in (step.packed, expected) for whose, inner in [block_place(p, table, b, block)])
+                assert torch.equal(one & mine, other & mine)
+                assert bool((one | mine).eq(255)[:, mine > 0].all()), "other tokens' bits stay"
+        return
     meaningful, places = meaningful_bytes(step.kernel.layout), window_places(step.kernel.spec, held.block)
     for b, (old, length) in enumerate(zip(before, after, strict=True)):
         first = held.rows.packed_blocks(old)

@@ -67,6 +67,19 @@ extern "C" int call(bool packing, bool backwards, void* const* tensors, const in
   }}
   return overflow;
 }}
+template <class Format>
+void write_slots(const WriteArgs& args) {{
+  if constexpr (Format::ResidualRows::kArrival) launch_write<Format>(args, nullptr);
+}}
+extern "C" void write_tokens(bool backwards, void* const* tensors, const int64_t* numbers) {{
+  emulator::backwards = backwards;
+  WriteArgs args;
+  args.packed = static_cast<uint8_t*>(tensors[0]), args.slots = static_cast<const int64_t*>(tensors[3]);
+  args.outer_stride_bytes = numbers[0], args.head_stride_bytes = numbers[1];
+  args.k = {{tensors[1], 0, numbers[2], numbers[3]}}, args.v = {{tensors[2], 0, numbers[4], numbers[5]}};
+  args.tokens = numbers[6], args.kv_heads = numbers[7], args.blocks = numbers[8], args.places = numbers[9];
+  write_slots<Format_>(args);
+}}
 """
 
 
@@ -105,6 +118,16 @@ class Emulated:
     def pack(self, cache: Cache, k: torch.Tensor, v: torch.Tensor, new_lengths: torch.Tensor, backwards: bool = False) -> bool:
         """Append; CTAs run in the order of their numbers or `backwards`. Returns the overflow flag."""
         return self._call(True, backwards, cache, k, v, new_lengths)
+
+    def write(self, cache: Cache, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor, backwards: bool = False) -> None:
+        """Tokens k, v [tokens, kv_heads, head_dim] to their slots."""
+        outer, heads, blocks, _ = cache.packed.shape
+        numbers = [*cache.packed.stride()[:2], *k.stride()[:2], *v.stride()[:2], len(slots), heads, blocks]
+        numbers.append(outer * blocks * self._variant[0].tokens)
+        pointers = [x.data_ptr() for x in (cache.packed, k, v, slots)]
+        self.library(cache.block_table is not None).write_tokens(
+            ctypes.c_bool(backwards), (ctypes.c_void_p * len(pointers))(*pointers), (ctypes.c_int64 * len(numbers))(*numbers)
+        )
 
     def unpack(self, cache: Cache, k: torch.Tensor, v: torch.Tensor) -> None:
         """Dequantize into k and v [batch, tokens, kv_heads, head_dim]."""

@@ -16,6 +16,7 @@ from kvgen.lower.cuda.backend import source
 from kvgen.lower.schedule import Params, Value
 from kvgen.spec import KernelSpec
 from kvgen.verify.calls import Form, laid_out
+from kvgen.verify.packing import token_bits
 from tests.support.plan import WORK_TILE, PlanShape, WorkTile, make_plan, written_plan
 from tests.support.reference import ReferenceCache
 from tests.unit.lower_cuda.emulate import library, part_of_wider
@@ -25,6 +26,11 @@ CALLS = """
 #define COUNTERS kvgen::Workspace<Attend_::StaticTraits>::counter_bytes(heads)
 #endif
 using Attend_ = kvgen::Attend<Constants, Schedule>;
+template <class Format>
+cudaError_t write_new(const kvgen::AttendArgs& a) {
+  if constexpr (Format::ResidualRows::kArrival) return kvgen::launch_append<Format>(a, nullptr, true);
+  return cudaSuccess;
+}
 extern "C" int64_t workspace_bytes(int processors, int batch, int heads, int max_len) {
   emulator::processors = processors;
   return Attend_::workspace_bytes(batch, heads, max_len, 1);
@@ -55,6 +61,7 @@ extern "C" int call(bool append, bool backwards, float scale, void* const* tenso
   a.cache.residual_slots = static_cast<const int*>(tensors[12]), a.cache.slots = n[26];
   a.scales = static_cast<const float*>(tensors[13]);
   if (append) a.k_new = {tensors[14], n[11], n[12], n[13]}, a.v_new = {tensors[15], n[22], n[23], n[24]};
+  if (append && write_new<Constants>(a)) return 1;
   return Attend_::launch(a, append, nullptr);
 }
 """
@@ -238,6 +245,7 @@ def packed_cache(
                 index = block * layout.tokens
                 packed[table[b, index // page], :, index % page // layout.tokens] = 255
             table[b, : token // page] = -1
+            _poison_last(kernel, held, packed, table)
         return packed, table
     packed = held.packed(layout, blocks)
     if places := window_places(kernel.spec, layout.tokens):
@@ -245,7 +253,26 @@ def packed_cache(
     for b, full in enumerate(held.blocks.tolist()):
         packed[b, :, full:] = 255
         packed[b, :, : seen[b] // layout.tokens] = 255
+    _poison_last(kernel, held, packed, None)
     return packed, None
+
+
+def _poison_last(kernel: Emulated, held: ReferenceCache, packed: torch.Tensor, table: torch.Tensor | None) -> None:
+    """Fill what lies behind the last token of a block that is partly filled."""
+    tokens = kernel.layout.tokens
+    for b, length in enumerate(held.lengths.tolist()):
+        if held.rows.arrival and length % tokens:
+            mine = token_bits(kernel.layout, torch.arange(tokens) < length % tokens)
+            whose, inner = block_place(packed, table, b, length // tokens)
+            packed[whose, :, inner] |= ~mine
+
+
+def block_place(packed: torch.Tensor, table: torch.Tensor | None, b: int, block: int) -> tuple[int, int]:
+    """Where a block of a sequence lies in `packed`: outer and inner index."""
+    if table is None:
+        return b, block
+    per_page = packed.shape[2]
+    return int(table[b, block // per_page]), block % per_page
 
 
 def _in_places(packed: torch.Tensor, held: ReferenceCache, seen: Sequence[int], places: int) -> torch.Tensor:
@@ -261,7 +288,8 @@ def compile_variant(spec: KernelSpec, layout: PackedLayout, chosen: Params, fold
     """The headers of a variant, with `Format` and `Schedule` as it has them, and functions that call them."""
     rendered = source(spec, layout, chosen, "sm90").text
     variant = rendered[rendered.index("struct Constants {") : rendered.index("struct Shape")]
-    return ctypes.CDLL(str(library(f'{seams(rendered)}#include "kvgen/host/attend.cuh"\n{variant}\n{calls}', folder)))
+    headers = f'{seams(rendered)}#include "kvgen/host/attend.cuh"\n#include "kvgen/pack/write.cuh"'
+    return ctypes.CDLL(str(library(f"{headers}\n{variant}\n{calls}", folder)))
 
 
 def seams(rendered: str) -> str:

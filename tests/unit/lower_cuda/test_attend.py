@@ -70,6 +70,10 @@ CASES: dict[str, tuple[int, dict[str, Value]]] = {
     "k4v4:vchannel:d112:h64/2:kg64:vg32": (64, TWO),
     "k8v4:d80:q8:h32/2:kg32:sink5:local20:rollback8:sinks": (32, TWO),
     "k4v8:token:q5:h20/1:d144:page16:window100:cap20": (16, {"kv_tile": 32, "reduction": "cluster2"}),
+    # tokens that are quantized as they arrive
+    "k4v4:token:h8/2:krot128:vrot32u:arrival": (128, {"kv_tile": 128}),
+    "k4v2:token:page16:h4/2:d64:q3:bf16:arrival": (16, {"kv_tile": 64, "tiles_in_flight": 2}),
+    "k16v16:page32:h16/2:d64:window100:cap20:sinks:arrival": (32, {"kv_tile": 32, "reduction": "cluster2"}),
     # unquantized tokens and learned sinks
     "k2v2:h8/2:d64:kg64:vg64:boost1/4:sink32:local128:page128": (64, {}),
     "k4v8:token:page16:h4/2:d64:sink40:rollback30:q3:sinks": (16, {"kv_tile": 64, "tiles_in_flight": 2}),
@@ -78,7 +82,8 @@ CASES: dict[str, tuple[int, dict[str, Value]]] = {
 NAMES = tuple(CASES)
 PLAIN, NARROW, _, PER_TOKEN, SYMMETRIC, PAGED = NAMES[:6]
 CLUSTERED, HEADED, GATHERED, CAPPED, GATHERED_WINDOW = NAMES[8], NAMES[10], NAMES[11], NAMES[12], NAMES[14]
-RUNS, UNQUANTIZED = NAMES[-6:-3], [name for name in NAMES if "sink" in name or "local" in name]
+RUNS = NAMES[NAMES.index("k4v4:vchannel:d112:h64/2:kg64:vg32") :][:3]
+UNQUANTIZED = [name for name in NAMES if "sink" in name or "local" in name]
 EQUAL, RAGGED = (300, 290, 310), (1100, 0, 1, 128, 300)
 by_scheduler = pytest.mark.parametrize("planned", [False, True], ids=["static", "planned"])
 

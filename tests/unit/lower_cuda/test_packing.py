@@ -12,12 +12,12 @@ from benchmarks.gpu_words import spec_of as spec_of_words
 from benchmarks.gpu_words import workload_of
 from kvgen.format.dtypes import torch_dtype
 from kvgen.format.layout import PackedLayout, packed_layout
-from kvgen.format.residual import ResidualRows
+from kvgen.format.residual import ResidualRows, residual_rows
 from kvgen.format.rotation import rotate
 from kvgen.format.scales import trial_scales
 from kvgen.spec import KernelSpec
 from kvgen.verify.data import normal
-from kvgen.verify.packing import pack_blocks, to_blocks, unpack_blocks
+from kvgen.verify.packing import pack_blocks, to_blocks, token_bits, unpack_blocks
 from tests.support.packed import hard_values, meaningful_bytes, sequence_blocks
 from tests.support.reference import ReferenceCache
 from tests.unit.lower_cuda.emulate import Cache, Emulated
@@ -127,6 +127,37 @@ def test_packing_in_pieces_gives_the_bytes_of_the_reference(name: str, paged: bo
         assert (found[:, full:] == 0xA5).all(), "blocks that are not full stay as they were"
         for residual, x in ((held.k_residual, rotated[0]), (held.v_residual, rotated[1])):
             assert torch.equal(residual[b, :, : length % n], x[b, full * n : length].transpose(0, 1))
+
+
+@pytest.mark.parametrize("words", ["k2v2:token:d112:kg16:vg16", "k8v16:token:bf16:d64"])
+def test_tokens_are_written_as_they_arrive(words: str, tmp_path: Path) -> None:
+    """In pieces, and to slots in any order: the reference's numbers in the bits of the tokens, and nothing in others."""
+    spec = spec_of(f"{words}:arrival")
+    n, batch = (32 if "k2" in words else 16), 3
+    layout, dtype = packed_layout(spec, n, "mma"), torch_dtype(spec.attention.dtype)
+    module = Emulated(layout, dtype, tmp_path, residual_rows(spec, n))
+    k, v = (hard_values((batch, 4 * n, HEADS, layout.head_dim), dtype, seed) for seed in (0, 1))
+    table = torch.randperm(2 * batch, generator=torch.Generator().manual_seed(1)).int().reshape(batch, 2)
+    memory = torch.full((2 * batch, HEADS, 2, layout.block_bytes), 0xA5, dtype=torch.uint8)
+    nothing = torch.zeros(batch, HEADS, 0, layout.head_dim, dtype=dtype)
+    held = Cache(memory.clone(), nothing, nothing, torch.zeros(batch, dtype=torch.int32), table)
+    done = [0] * batch
+    for at, piece in enumerate([[n // 2, 0, 2 * n], [n // 2 - 1, 3, 5], [0, 0, 0], [n + 2, n - 2, n - 5], [2, 1, 0], [1, 1, 1]]):
+        append(module, held, (k, v), done, piece, backwards=at % 2 == 0)
+        assert held.lengths.tolist() == done
+    right = pack_blocks(layout, *(to_blocks(x, n) for x in (k, v)))
+    mine = token_bits(layout, torch.arange(4 * n).view(4, n) < torch.tensor(done).view(batch, 1, 1)).unsqueeze(1)
+    every = token_bits(layout, torch.ones(n, dtype=torch.bool))  # words may have room for more channels
+    for b in range(batch):
+        want = (right[b] & mine[b]) | (0xA5 & ~mine[b])
+        assert torch.equal(sequence_blocks(held.packed, table, b) & every, want & every)
+    order = [(b, first + i) for first in (n - 3, 0) for b in range(batch) for i in range(n - 3 if first == 0 else done[b] - first)]
+    slots = [int(table[b, at // (2 * n)]) * 2 * n + at % (2 * n) for b, at in order]
+    where = torch.tensor(order).T
+    rows = [torch.cat([x[where[0], where[1]], torch.full_like(x[0, :1], torch.nan)]) for x in (k, v)]
+    other = Cache(memory.clone(), nothing, nothing, held.lengths, table)
+    module.write(other, rows[0], rows[1], torch.tensor([*slots, -1]), backwards=True)
+    assert torch.equal(other.packed & every, held.packed & every)
 
 
 @pytest.mark.parametrize("rows", [None, ResidualRows(128, 4, 8, 0, 1)], ids=["plain", "unquantized"])

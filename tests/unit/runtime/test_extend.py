@@ -22,6 +22,7 @@ SPECS = {
     "pages": spec_of(heads="4/1", k="4c32~64", v="4t32~16u", page=64),
     "pages-of-16": spec_of(heads="2/2", k="8t32", v="4t32", page=16),
     "window": spec_of(heads="4/2", dtype="float32", k="8t64s", v="2c32s", page=64, window=40, softcap=20.0),
+    "arrival": spec_of(heads="4/2", k="4t64", v="8t32s", page=32, cache={"quantize": "arrival"}),
 }
 LENGTHS = (0, 1, 31, 340)
 
@@ -100,7 +101,7 @@ def naive_variant(paged: bool) -> Variant:
 
 
 @pytest.mark.parametrize("limit", [1 << 30, 1_500_000, 300_000, 1])
-@pytest.mark.parametrize("name", ["gqa", "pages", "contiguous fp32"])
+@pytest.mark.parametrize("name", ["gqa", "pages", "arrival", "contiguous fp32"])
 def test_the_route_over_dequantized_parts(name: str, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """All sequences at once, some, one with some of its heads, one head."""
     if limit < 500_000 and name != "contiguous fp32":

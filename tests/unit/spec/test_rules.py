@@ -14,6 +14,7 @@ KEY2 = {"key.bits": 2}
 UNQUANTIZED = {"key.bits": 16, "value.bits": 16}
 PER_TOKEN = {"key.axis": "token", "key.group": 64}
 PAGED = {"cache.layout": "paged"}
+ARRIVAL = "cache.quantize"
 BOOST = "key.boost.fraction"
 
 
@@ -61,6 +62,9 @@ def changed(changes: dict[str, Any]) -> dict[str, Any]:
         ({**UNQUANTIZED, "cache.sink": 8}, "cache.sink", "nothing is quantized", {"key.bits": 16, "cache.sink": 8}),
         ({"cache.sink": 8, "attention.window": 64}, "cache.sink", "never looks back", {"cache.sink": 8}),
         ({"cache.local": 64, "attention.window": 64}, "cache.local", "never read", {"cache.local": 63, "attention.window": 64}),
+        ({ARRIVAL: "arrival"}, "key.axis", "must be token with cache.quantize arrival", {**PER_TOKEN, ARRIVAL: "arrival"}),
+        ({**PER_TOKEN, ARRIVAL: "arrival", "cache.sink": 4}, "cache.sink", "every token is quantized", {**PER_TOKEN, "cache.sink": 4}),
+        ({"key.bits": 16, ARRIVAL: "arrival", "cache.rollback": 4}, "cache.rollback", "any number", {"key.bits": 16, ARRIVAL: "arrival"}),
         (work((1, 64, 2)), "workloads[0].q_len", r"is more than attention.q_len \(1\)", {**work((1, 64, 2)), "attention.q_len": 2}),
         ({**work((1, 2, 3)), "attention.q_len": 4}, "workloads[0].q_len", "new tokens", {**work((1, 3, 3)), "attention.q_len": 4}),
         (work((1, 64, 1), (1, 64, 1)), "workloads[1]", r"1x64 is listed twice, first as workloads\[0\]", work((1, 64, 1), (2, 64, 1))),

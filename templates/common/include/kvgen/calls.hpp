@@ -35,6 +35,13 @@ struct Call : Args {
   }
   View<1> numbers(int i, const char* name, int64_t batch) { return tensor<1>(i, name, kInt32, {batch}, Memory::contiguous); }
   View<1> numbers_or_none(int i, const char* name, int64_t batch) { return given(i) ? numbers(i, name, batch) : View<1>{}; }
+  // Static scales of K and of V; empty where blocks hold them.
+  View<3> static_scales(int i, int64_t heads) {
+    if (given(i) != variant.static_scales)
+      fail("ValueError",
+           variant.static_scales ? "this kernel needs the static scales of the cache" : "scales must be none: blocks hold them");
+    return given(i) ? tensor<3>(i, "scales", kFloat32, {2, heads, variant.head_dim}, Memory::contiguous) : View<3>{};
+  }
   // Address of the int that tells the host of an overflow, in memory that host and device reach. Only a plan may go without (0), and a
   // CPU, which raises.
   int* overflow_flag(int i, bool needed = true) const {
@@ -72,9 +79,7 @@ struct Cache {
     residual_slots = call.numbers_or_none(i + 5, "residual_slots", batch);
     if (residual_slots && !v.slots)
       fail("ValueError", "residual_slots must be none: this back end reads residuals in the order of sequences");
-    if (call.given(i + 6) != v.static_scales)
-      fail("ValueError", v.static_scales ? "this kernel needs the static scales of the cache" : "scales must be none: blocks hold them");
-    if (v.static_scales) scales = call.tensor<3>(i + 6, "scales", kFloat32, {2, kv_heads, v.head_dim}, Memory::contiguous);
+    scales = call.static_scales(i + 6, kv_heads);
     pages = paged ? packed.size[0] : 0;
     blocks = paged ? block_table.size[1] * v.page_blocks : packed.size[2];
   }
@@ -158,6 +163,18 @@ struct Attend : Call {
 
 struct Decode : Attend {
   Decode(const Variant& v, const TVMFFIAny* args, int32_t count) : Attend(v, args, count, true) {}
+};
+
+// Tokens to be written to their slots, where they are quantized as they arrive; no lengths are involved.
+struct Write : Call {
+  Write(const Variant& v, const TVMFFIAny* args, int32_t count) : Call(v, "write", args, count, 5) {}
+  View<3> k = tensor<3>(0, "k", variant.dtype, {kAny, variant.kv_heads, variant.head_dim}, Memory::rows);
+  View<3> v = tensor<3>(1, "v", variant.dtype, {k.size[0], variant.kv_heads, variant.head_dim}, Memory::rows);
+  View<4> packed =
+      tensor<4>(2, "packed", kUint8, {kAny, variant.kv_heads, variant.page_blocks > 0 ? variant.page_blocks : kAny, variant.block_bytes},
+                Memory::blocks);
+  View<1> slots = tensor<1>(3, "slots", kInt64, {k.size[0]}, Memory::contiguous);
+  View<3> scales = static_scales(4, variant.kv_heads);
 };
 
 // The plan of a step, to be made.

@@ -43,6 +43,7 @@ int guard(TVMFFIAny* result, Body body) {
 }
 
 constexpr DLDataType kInt32{kDLInt, 32, 1};
+constexpr DLDataType kInt64{kDLInt, 64, 1};
 constexpr DLDataType kUint8{kDLUInt, 8, 1};
 constexpr DLDataType kFloat32{kDLFloat, 32, 1};
 constexpr DLDataType kFloat16{kDLFloat, 16, 1};
@@ -129,21 +130,23 @@ class Args {
       fail("TypeError", "%s: %s must be %s, is %s", function, name, type_name(type), type_name(t.dtype));
     check_device(t, name);
     if (t.ndim != N) fail("ValueError", "%s: %s must have %d dimensions, has %d", function, name, N, t.ndim);
+    const bool strides = memory == Memory::strided || memory == Memory::rows;
     View<N> view;
     view.data = static_cast<char*>(t.data) + t.byte_offset;
     int64_t run = 1, items = 1;
+    bool apart = false;
     for (int d = N - 1; d >= 0; --d) {
       view.size[d] = t.shape[d];
       view.stride[d] = t.strides ? t.strides[d] : run;
       if (shape[d] != kAny && shape[d] != t.shape[d])
         fail("ValueError", "%s: %s has size %lld in dimension %d, must be %lld", function, name, (long long)t.shape[d], d,
              (long long)shape[d]);
-      const bool strides = memory == Memory::strided || memory == Memory::rows;
-      if (!(strides && d != N - 1) && t.shape[d] > 1 && view.stride[d] != run)
-        fail("ValueError", "%s: %s must be %s", function, name, strides ? "contiguous in its last dimension" : "contiguous");
+      apart |= !(strides && d != N - 1) && t.shape[d] > 1 && view.stride[d] != run;
       run *= t.shape[d];
       items *= t.shape[d];
     }
+    if (items > 0 && apart)
+      fail("ValueError", "%s: %s must be %s", function, name, strides ? "contiguous in its last dimension" : "contiguous");
     if (items > 0) check_alignment(view, name, type.bits / 8, memory);
     return view;
   }

@@ -14,19 +14,27 @@ enum class Select { mean_abs, range, fixed };  // boosted channels: with the lar
 
 // The unquantized tokens are the first kSink ones and those that no packed block holds: at least the newest kLocal. Block i of a sequence
 // holds the positions from kSink + i * kBlock on. kRollback tokens may be taken back. The kCapacity rows after the sink are a ring buffer.
+// Without any, tokens are quantized as they arrive: none is unquantized, and the last block of a sequence may be partly filled.
 template <int kBlock_, int kSink_, int kLocal_, int kRollback_, int kCapacity_>
 struct ResidualRows {
   static constexpr int kBlock = kBlock_, kSink = kSink_, kLocal = kLocal_, kRollback = kRollback_, kCapacity = kCapacity_;
   static constexpr int kUnpacked = kSink + kLocal;  // a sequence has a packed block if it is longer than this by kBlock
   static constexpr int kRows = kSink + kCapacity;   // per sequence and KV head
+  static constexpr bool kArrival = kCapacity == 0;
 
-  KVGEN_FORMAT_FN int packed_blocks(int length) { return kUnpacked == 0 || length > kUnpacked ? (length - kUnpacked) / kBlock : 0; }
-  // The first position after the packed blocks. All positions from it on are unquantized.
-  KVGEN_FORMAT_FN int first(int length) { return kSink + packed_blocks(length) * kBlock; }
+  // Blocks that hold packed tokens.
+  KVGEN_FORMAT_FN int packed_blocks(int length) {
+    if constexpr (kArrival) return length / kBlock + (length % kBlock > 0);
+    return kUnpacked == 0 || length > kUnpacked ? (length - kUnpacked) / kBlock : 0;
+  }
+  // The first position after the packed tokens. All positions from it on are unquantized.
+  KVGEN_FORMAT_FN int first(int length) { return kArrival ? length : kSink + packed_blocks(length) * kBlock; }
   // The number of unquantized tokens after the packed blocks. It is negative if the tokens do not fill the sink.
-  KVGEN_FORMAT_FN int count(int length) { return kUnpacked == 0 ? length % kBlock : length - first(length); }
+  KVGEN_FORMAT_FN int count(int length) { return kArrival ? 0 : kUnpacked == 0 ? length % kBlock : length - first(length); }
   // The row of an unquantized token.
-  KVGEN_FORMAT_FN int row(int position) { return position < kSink ? position : kSink + (position - kSink) % kCapacity; }
+  KVGEN_FORMAT_FN int row(int position) {
+    return position < kSink || kArrival ? position : kSink + (position - kSink) % (kArrival ? 1 : kCapacity);
+  }
   // The same for a token that is counted from the first position after the packed blocks; negative: in the sink. If the capacity is one
   // block, these tokens begin at row kSink.
   KVGEN_FORMAT_FN int row_of(int length, int token) {

@@ -20,27 +20,67 @@ struct Quantizer {
   // Packs the tokens 0 .. C::kTokens - 1 that row(token) points to. `scales`: static ones of the head.
   template <class Row>
   static void pack(uint8_t* block, const float* scales, Row row) {
+    if constexpr (Code::quantized && Info::kPerChannel) channel_params(block, row);
+    for (int token = 0; token < C::kTokens; token += C::kSubtile) pack_subtile(block, Op::source(block, scales), token, row);
+  }
+
+  // Writes the tokens [from, to) and nothing else, where groups lie within one token.
+  template <class Row>
+  static void write(uint8_t* block, const float* scales, int from, int to, Row row) {
     const uint8_t* params = Op::source(block, scales);
-    if constexpr (Code::quantized && !kStatic<Info>) {
-      if constexpr (Info::kPerChannel)
-        channel_params(block, row);
+    for (int token = from, next; token < to; token = next) {
+      const bool whole = token % C::kSubtile == 0 && token + C::kSubtile <= to;
+      next = token + (whole ? C::kSubtile : 1);
+      if (whole)
+        pack_subtile(block, params, token, row);
       else
-        token_params(block, row);
-    }
-    for (int token = 0; token < C::kTokens; token += C::kSubtile) {
-      uint8_t* subtile = subtile_of(block, token);
-      for (int tile = 0; tile < Op::row_extent / kLanes; ++tile) {
-        if constexpr (Info::kRowsAreTokens && C::kBoosted > 0)
-          boosted_codes_of_tokens(params, subtile, token, tile, row);
-        else if constexpr (Info::kRowsAreTokens)
-          codes_of_tokens(params, subtile, token, tile, row);
-        else
-          codes_of_channels(params, subtile, token, tile, row);
-      }
+        put_token(params, subtile_of(block, token), token % C::kSubtile, row(token));
     }
   }
 
  private:
+  // Its params, unless they are those of channels, and codes.
+  template <class Row>
+  static void pack_subtile(uint8_t* block, const uint8_t* params, int token, Row row) {
+    uint8_t* subtile = subtile_of(block, token);
+    if constexpr (Code::quantized && !Op::per_channel)
+      for (int t = 0; t < C::kSubtile; ++t) put_token_params(subtile, t, row(token + t));
+    for (int tile = 0; tile < Op::row_extent / kLanes; ++tile) {
+      if constexpr (Info::kRowsAreTokens && C::kBoosted > 0)
+        boosted_codes_of_tokens(params, subtile, token, tile, row);
+      else if constexpr (Info::kRowsAreTokens)
+        codes_of_tokens(params, subtile, token, tile, row);
+      else
+        codes_of_channels(params, subtile, token, tile, row);
+    }
+  }
+
+  // One token of a sub-tile. A word of V holds its neighbours, too, whose bits stay; one of K holds its own channels.
+  static void put_token(const uint8_t* params, uint8_t* subtile, int token, const Element* x) {
+    constexpr int width = 32 / Code::per_word;
+    if constexpr (Code::quantized && !Op::per_channel) put_token_params(subtile, token, x);
+    for (int c = 0; c < C::kHeadDim; c += kLanes) {
+      U32 bits;
+      if constexpr (Code::quantized)
+        bits = Code::encode(load_floats<Element>(x + c), Op::affine_of_token(params, subtile, token, c));
+      else
+        bits = Code::encode(load_floats<Element>(x + c));
+      if constexpr (Info::kRowsAreTokens) {
+        uint8_t* words = const_cast<uint8_t*>(Op::codes(subtile, token / kLanes)) + token % kLanes * 4;
+        for (int i = 0; i < kLanes; i += Code::per_word) {
+          uint32_t word = 0;
+          for (int k = 0; k < Code::per_word; ++k) word |= bits[i + k] << (width * k);
+          std::memcpy(words + (c + i) / Code::per_word * 64, &word, 4);
+        }
+      } else {
+        uint8_t* words = const_cast<uint8_t*>(Op::codes(subtile, c / kLanes)) + token / Code::per_word * 64;
+        const int shift = width * (token % Code::per_word);
+        const uint32_t mine = (width == 32 ? ~0u : (1u << width % 32) - 1) << shift;
+        store(words, (load<U32>(words) & ~mine) | bits << shift);
+      }
+    }
+  }
+
   static uint8_t* subtile_of(uint8_t* block, int token) { return block + C::kHeaderBytes + token / C::kSubtile * C::kSubtileBytes; }
 
   struct Range {
@@ -77,13 +117,9 @@ struct Quantizer {
     }
   }
 
-  template <class Row>
-  static void token_params(uint8_t* block, Row row) {
-    for (int token = 0; token < C::kTokens; ++token)
-      for (int group = 0; group < C::kHeadDim / Info::kGroup; ++group) {
-        Param* at = const_cast<Param*>(Op::param(nullptr, subtile_of(block, token), group, token % C::kSubtile));
-        put_range(at, row(token) + group * Info::kGroup);
-      }
+  static void put_token_params(uint8_t* subtile, int token, const Element* x) {
+    for (int group = 0; group < C::kHeadDim / Info::kGroup; ++group)
+      put_range(const_cast<Param*>(Op::param(nullptr, subtile, group, token)), x + group * Info::kGroup);
   }
 
   // Params of `group` neighbours.
@@ -164,6 +200,20 @@ struct Quantizer {
   }
 };
 
+// K or V of the tokens [from, to) of a block, where groups lie within one token; `row` gives them as the caller does.
+template <class C, class Op, class Row>
+inline void write_tokens(uint8_t* block, const float* scales, int from, int to, Row row) {
+  if constexpr (kRotated<Op>) {
+    using Element = typename C::Element;
+    std::vector<Element> rotated(static_cast<size_t>(to - from) * C::kHeadDim);
+    const auto at = [&](int t) { return &rotated[(t - from) * C::kHeadDim]; };
+    for (int t = from; t < to; ++t) rotate_row<Rotation<Op>, C::kHeadDim>(row(t), at(t));
+    Quantizer<C, Op>::write(block, scales, from, to, at);
+  } else {
+    Quantizer<C, Op>::write(block, scales, from, to, row);
+  }
+}
+
 // The new tokens of one sequence and KV head, at the positions from `length` to `after`.
 template <class C>
 struct Append {
@@ -174,10 +224,14 @@ struct Append {
   int64_t batch, head;
   int length, after;
 
-  int64_t due_blocks() const { return Residual::packed_blocks(after) - Residual::packed_blocks(length); }
+  int64_t due_blocks() const {
+    if constexpr (Residual::kArrival) return after > length ? Residual::packed_blocks(after) - length / C::kTokens : 0;
+    return Residual::packed_blocks(after) - Residual::packed_blocks(length);
+  }
 
   // Packs the i-th block that is due.
   void pack(int64_t i) const {
+    if constexpr (Residual::kArrival) return write(i);
     const int64_t index = Residual::packed_blocks(length) + i, first = Residual::kSink + index * C::kTokens;
     if (index < CacheView<C>::Places::first(Residual::packed_blocks(after))) return;  // later blocks take its place
     uint8_t* block = cache.block(batch, head, index);
@@ -194,6 +248,7 @@ struct Append {
   // Puts into the residual the tokens that are not packed, and tokens whose block a crop may take back; after every pack, which reads the
   // rows of older tokens.
   void keep_rest() const {
+    if constexpr (Residual::kArrival) return;
     for (int64_t position = length; position < after && position < Residual::kSink; ++position) keep(position);
     const int64_t first = Residual::first(after > Residual::kRollback ? after - Residual::kRollback : 0);
     for (int64_t position = first > length ? first : length; position < after; ++position) keep(position);
@@ -201,6 +256,16 @@ struct Append {
 
  private:
   const Element* fresh(const ffi::View<4>& view, int64_t position) const { return row_of<Element>(view, batch, position - length, head); }
+
+  // Writes the new tokens of the i-th block that has any.
+  void write(int64_t i) const {
+    const int64_t number = length / C::kTokens + i, first = number * C::kTokens;
+    const int from = static_cast<int>(length > first ? length - first : 0);
+    const int to = static_cast<int>(after < first + C::kTokens ? after - first : C::kTokens);
+    uint8_t* block = cache.block(batch, head, number);
+    write_tokens<C, typename C::Key>(block, cache.key_scales(head), from, to, [&](int t) { return fresh(k, first + t); });
+    write_tokens<C, typename C::Value>(block, cache.value_scales(head), from, to, [&](int t) { return fresh(v, first + t); });
+  }
 
   // Packs K or V of a block; tokens from `held` on are the caller's, which are rotated first.
   template <class Op, class Row>
@@ -231,10 +296,11 @@ struct Append {
   }
 };
 
-// Dequantized tokens of one block, in `dtype`, to rows of k and v.
+// The first `count` tokens of one block, all but where tokens are quantized as they arrive: dequantized, in `dtype`, to rows of k and v.
 template <class C>
 inline void unpack_block(const CacheView<C>& cache, const uint8_t* block, const ffi::View<4>& k, const ffi::View<4>& v, int64_t batch,
-                         int64_t head, int64_t position) {
+                         int64_t head, int64_t position, int64_t count) {
+  const auto there = [&](int token) { return !C::ResidualRows::kArrival || token < count; };
   using Element = typename C::Element;
   using Values = Operand<C, typename C::Value>;
   alignas(64) float floats[(C::kHeadDim > C::kSubtile ? C::kHeadDim : C::kSubtile) * kLanes];
@@ -247,12 +313,13 @@ inline void unpack_block(const CacheView<C>& cache, const uint8_t* block, const 
         for (int i = 0; i < kLanes; ++i) square[i] = load<F32>(floats + (c + i) * kLanes);
         transpose(square);
         for (int i = 0; i < kLanes; ++i)
-          store_floats<Element>(row_of<Element>(k, batch, position + token + tile * kLanes + i, head) + c, square[i]);
+          if (there(token + tile * kLanes + i))
+            store_floats<Element>(row_of<Element>(k, batch, position + token + tile * kLanes + i, head) + c, square[i]);
       }
     }
     for (int tile = 0; tile < C::kHeadDim / kLanes; ++tile) {
       Values::expand(Values::source(block, cache.value_scales(head)), subtile, token, tile, floats);
-      for (int t = 0; t < C::kSubtile; ++t)
+      for (int t = 0; t < C::kSubtile && there(token + t); ++t)
         store_floats<Element>(row_of<Element>(v, batch, position + token + t, head) + tile * kLanes, load<F32>(floats + t * kLanes));
     }
   }

@@ -22,7 +22,7 @@ class Attention {
     const int64_t packed = step_.shape.plan.packed(step_.lengths[head.b]);
     const int64_t begin = int64_t{tile.first} * C::chunk, end = int64_t{tile.end} * C::chunk;
     if (tile.first < tile.end) over_packed(state, head, begin, end < packed ? end : packed, packed);
-    if (tile.split_idx == tile.num_splits - 1) {
+    if (!C::ResidualRows::kArrival && tile.split_idx == tile.num_splits - 1) {
       const int64_t total = step_.lengths[head.b] + (decoding() ? call_.q_len : 0);
       if constexpr (sink > 0) over_residual(state, head, 0, total < sink ? total : sink);
       over_residual(state, head, sink + packed, total);
@@ -138,6 +138,14 @@ class Attention {
   void over_packed(Rows<C>& state, const Head& head, int64_t begin, int64_t end, int64_t packed) const {
     if constexpr (!PackedKeys<C>::direct || !PackedValues<C>::direct) return over_expanded(state, head, begin, end, packed);
     narrow(state, sink, C::kSubtile, begin, end);
+    if constexpr (C::ResidualRows::kArrival) {  // the last sub-tile may be partly filled, and holds anything then
+      const int64_t whole = end / C::kSubtile * C::kSubtile;
+      if (whole < begin) return over_expanded(state, head, begin, end, packed);
+      if (whole < end) {
+        over_packed(state, head, begin, whole, packed);
+        return over_expanded(state, head, whole, end, packed);
+      }
+    }
     Chunk<C> chunk;
     for (int64_t position = begin; position < end; position += chunk.tokens) {
       cache_.locate(head.b, head.kv_head, position, end, packed, C::chunk, chunk);

@@ -70,7 +70,8 @@ class Module {
     if (batch == 0 || call.q_len == 0) return;
     const CacheView<C> cache(call.cache);
     const Step<C> step = call.plan ? given_step(call) : own_step(call);
-    const int64_t needed = step.shape.workspace_bytes(std::max(call.max_len, longest(step.lengths.data(), batch)));
+    const int64_t most = longest(step.lengths.data(), batch) + (Residual::kArrival ? step.shape.plan.fresh : 0);
+    const int64_t needed = step.shape.workspace_bytes(std::max(call.max_len, most));
     if (needed > call.workspace.size[0])
       ffi::fail("ValueError", "workspace has %lld bytes, this call needs %lld", (long long)call.workspace.size[0], (long long)needed);
     const Attention<C> attention(call, step);
@@ -79,13 +80,47 @@ class Module {
     };
 #pragma omp parallel num_threads(threads.count())
     {
+      if (Residual::kArrival && call.decode) append(batch, appended);  // every query sees its own token quantized
       parallel_for(step.work.size(), [&](int64_t i) { attention.run(step.work[i]); });
       parallel_for(step.split_heads.size(), [&](int64_t i) { attention.merge(step.work[step.split_heads[i]]); });
       parallel_for(step.empty.size(), [&](int64_t i) { attention.zero(step.empty[i]); });
-      if (call.decode) append(batch, appended);
+      if (!Residual::kArrival && call.decode) append(batch, appended);
     }
     if (call.decode && call.advance)
       for (int64_t b = 0; b < batch; ++b) cache.length(b) += step.appended[b];
+  }
+
+  // Tokens to their slots: place * tokens of a page, or of a sequence in a contiguous cache, + token. Of a run of slots in one block whole
+  // sub-tiles are packed at once. Every unit of work has some blocks of a head, so that no byte is written by two.
+  static void write(const ffi::Write& call) {
+    static_assert(Residual::kArrival, "tokens of other formats are not written one by one");
+    constexpr int shares = 8;
+    const int64_t tokens = call.slots.size[0], blocks = call.packed.size[2];
+    const int64_t* slots = call.slots.as<int64_t>();
+    for (int64_t i = 0; i < tokens; ++i)
+      if (slots[i] < -1 || slots[i] >= call.packed.size[0] * blocks * C::kTokens)
+        ffi::fail("ValueError", "write: slots[%lld] is %lld, and packed has places for %lld tokens", (long long)i, (long long)slots[i],
+                  (long long)(call.packed.size[0] * blocks * C::kTokens));
+#pragma omp parallel num_threads(threads.count())
+    parallel_for(int64_t{C::kv_heads} * shares, [&](int64_t unit) {
+      const int64_t head = unit / shares;
+      for (int64_t i = 0, next; i < tokens; i = next) {
+        next = i + 1;
+        const int64_t block = slots[i] / C::kTokens;
+        if (slots[i] < 0 || block % shares != unit % shares) continue;
+        while (next < tokens && slots[next] == slots[i] + next - i && slots[next] / C::kTokens == block) ++next;
+        uint8_t* to = call.packed.as<uint8_t>() + ((block / blocks * C::kv_heads + head) * blocks + block % blocks) * C::kBlockBytes;
+        const int from = static_cast<int>(slots[i] % C::kTokens), end = static_cast<int>(from + next - i);
+        const auto row = [&](const ffi::View<3>& view) {
+          return [&view, i, from, head](int t) {
+            return view.as<typename C::Element>() + (i + t - from) * view.stride[0] + head * view.stride[1];
+          };
+        };
+        const float* scales = call.scales ? call.scales.as<float>() + head * C::kHeadDim : nullptr;
+        write_tokens<C, typename C::Key>(to, scales, from, end, row(call.k));
+        write_tokens<C, typename C::Value>(to, scales ? scales + C::kv_heads * C::kHeadDim : nullptr, from, end, row(call.v));
+      }
+    });
   }
 
   static void unpack(const ffi::Unpack& call) {
@@ -103,7 +138,8 @@ class Module {
       const int64_t head = i / per % C::kv_heads, b = i / per / C::kv_heads, index = i % per + cache.first_held(cache.length(b));
       const int64_t length = cache.length(b), full = Residual::packed_blocks(cache.length(b));
       if (index < full && cache.holds(b, index))
-        unpack_block<C>(cache, cache.block(b, head, index), call.k, call.v, b, head, Residual::kSink + index * C::kTokens);
+        unpack_block<C>(cache, cache.block(b, head, index), call.k, call.v, b, head, Residual::kSink + index * C::kTokens,
+                        length - index * C::kTokens);
       if (index != full) return;
       const auto copy = [&](int64_t position) {
         std::memcpy(row_of<Element>(call.k, b, position, head), cache.k_row(b, head, position), sizeof(Element) * C::kHeadDim);

@@ -83,10 +83,16 @@ struct Operand {
     if constexpr (Op::kRowsAreTokens && per_channel) return affine_of_one(block, subtile, (token + row) / Op::kGroup, k);
     if constexpr (Op::kRowsAreTokens) return affine(block, subtile, k / Op::kGroup, row);
     if constexpr (per_channel) return affine(block, subtile, (token + k) / Op::kGroup, row);
-    if constexpr (Op::kGroup % kLanes == 0) return affine_of_one(block, subtile, row / Op::kGroup, k);
+    return affine_of_token(block, subtile, k, row);
+  }
+
+  // Of 16 channels from `channel` on of a sub-tile's token, where groups lie within one token, or scales are static.
+  static Affine affine_of_token(const uint8_t* block, const uint8_t* subtile, int token, int channel) {
+    if constexpr (per_channel) return affine(block, subtile, 0, channel);
+    if constexpr (Op::kGroup % kLanes == 0) return affine_of_one(block, subtile, channel / Op::kGroup, token);
     float scale[kLanes], zero[kLanes];
     for (int i = 0; i < kLanes; ++i) {
-      const Affine one = affine_of_one(block, subtile, (row + i) / Op::kGroup, k);
+      const Affine one = affine_of_one(block, subtile, (channel + i) / Op::kGroup, token);
       scale[i] = one.scale[0];
       zero[i] = one.zero[0];
     }

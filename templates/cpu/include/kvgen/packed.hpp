@@ -326,10 +326,11 @@ struct Floats {
     }
   }
 
-  // Dequantizes packed tokens.
+  // Dequantizes packed tokens. In a sub-tile that is partly filled, K of the others is arbitrary, and V zero, so that a weight of 0 makes
+  // nothing of them.
   void set_packed(const Chunk<C>& chunk) {
     using Values = Operand<C, typename C::Value>;
-    tokens = chunk.tokens;
+    tokens = (chunk.tokens + kLanes - 1) / kLanes * kLanes;
     for (int token = 0; token < tokens; token += C::kSubtile) {
       const uint8_t *block = chunk.block[token / C::kSubtile], *subtile = chunk.subtile[token / C::kSubtile];
       const int at = chunk.in_block(token);
@@ -338,6 +339,9 @@ struct Floats {
       for (int tile = 0; tile < dim / kLanes; ++tile)
         Values::expand(Values::source(block, chunk.value_scales), subtile, at, tile, v + (tile * most + token) * kLanes);
     }
+    if constexpr (C::ResidualRows::kArrival)
+      for (int tile = 0; tile < dim / kLanes; ++tile)
+        for (int token = chunk.tokens; token < tokens; ++token) store(v + (tile * most + token) * kLanes, F32{});
   }
 };
 

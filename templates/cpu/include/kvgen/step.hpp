@@ -36,6 +36,8 @@ struct StepShape {
     plan.tile_tokens = C::chunk, plan.block_tokens = C::kTokens, plan.unpacked = C::ResidualRows::kUnpacked;
     plan.head_cost = 0;  // threads take work tiles one by one, so that a worker's time does not matter
     plan.least_tiles = C::split_tokens / C::chunk;
+    if constexpr (C::ResidualRows::kArrival)
+      plan.block_tokens = 1, plan.unpacked = append ? -static_cast<int>(q_len) : 0;  // new ones are packed
     plan.window = C::window, plan.q_len = static_cast<int>(q_len), plan.fresh = append ? plan.q_len : 0;
   }
 

@@ -326,6 +326,12 @@ __forceinline__ int update(int* x, Update made) {
   return *x = made(before), before;
 }
 __forceinline__ int atomicAdd(int* x, int by) { return update(x, [=](int before) { return before + by; }); }
+__forceinline__ unsigned atomicAnd(unsigned* x, unsigned y) {
+  return update(reinterpret_cast<int*>(x), [=](int before) { return static_cast<int>(before & y); });
+}
+__forceinline__ unsigned atomicOr(unsigned* x, unsigned y) {
+  return update(reinterpret_cast<int*>(x), [=](int before) { return static_cast<int>(before | y); });
+}
 __forceinline__ int atomicMin(int* x, int y) { return update(x, [=](int before) { return std::min(before, y); }); }
 __forceinline__ int atomicMax(int* x, int y) { return update(x, [=](int before) { return std::max(before, y); }); }
 template <class T>

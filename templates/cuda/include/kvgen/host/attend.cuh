@@ -52,6 +52,8 @@ struct Attend {
     shape.window = PlannedTraits::Mask::kWindow, shape.q_len = q_len, shape.fresh = append ? q_len : 0;
     shape.unpacked = Format::ResidualRows::kUnpacked;
     shape.tile_residual = tile_residual(PlannedTraits::kTileBytes, Format::kHeadDim);
+    if constexpr (PlannedTraits::kArrival)
+      shape.block_tokens = 1, shape.unpacked = -shape.fresh, shape.tile_residual = 0;  // all are packed
     return shape;
   }
 

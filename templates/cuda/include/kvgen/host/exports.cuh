@@ -68,6 +68,8 @@ struct Exports {
     a.q_len = static_cast<int>(call.q_len), a.max_len = static_cast<int>(call.max_len), a.scale = call.scale;
     a.limit = call.limit, a.overflow = call.overflow, a.advance = call.advance, a.scales = call.cache.scales.as<float>();
     if (a.plan) check_plan(call, call.plan, shape(call, a.cache.batch, call.q_len, call.decode));
+    if constexpr (Format::ResidualRows::kArrival)
+      if (call.decode) on.check(launch_append<Format>(a, on.stream, Schedule::kOverlap));  // every query sees its own token quantized
     on.check(Attend::launch(a, call.decode, on.stream));
     if (!a.plan || !a.advance) return;  // the static scheduler's launch advances the lengths itself
     on.check(launch_advance({a.cache.lengths, a.cache.batch, nullptr, a.q_len, false, a.limit, a.overflow}, on.stream, Schedule::kOverlap));
@@ -101,6 +103,18 @@ struct Exports {
     on.check(
         launch_crop({call.lengths.as<int>(), call.least.as<int>(), batch, call.counts.as<int>(), call.tokens, call.rollback, call.overflow},
                     on.stream, Schedule::kOverlap));
+  }
+
+  static void write(const ffi::Write& call) {
+    const detail::DeviceCall on(call);
+    WriteArgs a;
+    a.packed = reinterpret_cast<uint8_t*>(call.packed.data);
+    a.outer_stride_bytes = call.packed.stride[0], a.head_stride_bytes = call.packed.stride[1];
+    a.k = {call.k.data, 0, call.k.stride[0], call.k.stride[1]}, a.v = {call.v.data, 0, call.v.stride[0], call.v.stride[1]};
+    a.slots = call.slots.as<int64_t>(), a.tokens = ffi::to_int(call.function, "the number of tokens", call.slots.size[0]);
+    a.kv_heads = Shape::kKvHeads, a.blocks = static_cast<int>(call.packed.size[2]);
+    a.places = call.packed.size[0] * call.packed.size[2] * Format::kTokens;
+    on.check(launch_write<Format>(a, on.stream));
   }
 
   static void unpack(const ffi::Unpack& call) {

@@ -37,8 +37,8 @@ __device__ __forceinline__ KvTiles<Traits> tiles_of(const AttendArgs& args, cons
                                                     int lane) {
   KvTiles<Traits> tiles(args, head_of<Traits>(args, tile), Traits::kWarps, words, lane);
   // The blocks before the window may have no page, so in gathered tiles the iterator replaces them by the window's first block.
-  const int first = Traits::Mask::first_token(max(tile.length + (args.k_new.data ? args.q_len : 0) - args.q_len, 0));
-  tiles.begin(first_tile<Traits>(tile, done, warp), tile.end, tile.length, first / Traits::Format::kTokens);
+  const int fresh = args.k_new.data ? args.q_len : 0, first = Traits::Mask::first_token(max(tile.length + fresh - args.q_len, 0));
+  tiles.begin(first_tile<Traits>(tile, done, warp), tile.end, Traits::packed_length(tile.length, fresh), first / Traits::Format::kTokens);
   return tiles;
 }
 
@@ -83,7 +83,7 @@ __device__ __noinline__ void finish_work(const AttendArgs& args, uint8_t* memory
   __syncthreads();
   if (const int i = threadIdx.x / Traits::kReduceThreads; shared.flags[i])
     reduction.reduce(head_of<Traits>(args, end(i)), slots_of<Traits>(args, end(i)));
-  if constexpr (kAppend) {
+  if constexpr (kAppend && !Traits::kArrival) {
     if (!flushes) return;
     for (int i = 0; i < count; ++i) {
       const WorkTile tile = queue.in_plan(i);
@@ -133,7 +133,8 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm)
     const Head head = head_of<Traits>(args, work);
     const SplitPlace place{work.split_idx, work.num_splits};
     const Residual<Traits> residual(args, head, work.length);
-    const SeqlenInfo seqlen{head.head, work.length + residual.fresh, args.q_len, ResidualRows::first(work.length), head.run};
+    const SeqlenInfo seqlen{head.head, work.length + residual.fresh, args.q_len,
+                            ResidualRows::first(Traits::packed_length(work.length, residual.fresh)), head.run};
     ResidualTile<Traits> tile;
     tile.clear();
     fetch_residual<Traits>(residual, place, warp, lane, tile);

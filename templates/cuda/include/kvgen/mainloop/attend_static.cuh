@@ -78,10 +78,11 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm) attend_s
   const Workspace<Traits> work(args);
   if (kAppend && length > args.limit - args.q_len) return skip_step<Traits>(args, warp, lane);
   const Residual<Traits> residual(args, head, length);
-  const SeqlenInfo seqlen{head.head, length + residual.fresh, args.q_len, ResidualRows::first(length), head.run};
+  const int packed = Traits::packed_length(length, residual.fresh);
+  const SeqlenInfo seqlen{head.head, length + residual.fresh, args.q_len, ResidualRows::first(packed), head.run};
   ResidualTile<Traits> tile;
   fetch_residual<Traits>(residual, scheduler.place, warp, lane, tile);
-  const int first = begin_tiles(pipeline.tiles, scheduler, length, seqlen.length, args.q_len, warp);
+  const int first = begin_tiles(pipeline.tiles, scheduler, packed, seqlen.length, args.q_len, warp);
   pipeline.fill();
   loader.publish(args, shared, warp, lane);
   __syncthreads();
@@ -99,9 +100,11 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm) attend_s
   const bool completed = finish_head<Traits>(args, shared, work, head, scheduler.slots(args), warp, lane, state);
 
   if constexpr (kAppend) {
-    const int length_again = ptx::pinned(length);  // keeps the residual's addresses out of the loop's registers
-    if (const Residual<Traits> full(args, head, length_again); completed && full.fills_block())
-      if (last_run<Traits>(args, work, head, shared.flags)) flush<Traits>(args, shared, full);
+    if constexpr (!Traits::kArrival) {
+      const int length_again = ptx::pinned(length);  // keeps the residual's addresses out of the loop's registers
+      if (const Residual<Traits> full(args, head, length_again); completed && full.fills_block())
+        if (last_run<Traits>(args, work, head, shared.flags)) flush<Traits>(args, shared, full);
+    }
     if (args.advance) advance_lengths(args, work, readers, warp, lane);
   }
 }

@@ -41,7 +41,9 @@ struct PackedMask {
   using ResidualRows = typename Traits::Format::ResidualRows;
   // The newest kLocal tokens are not packed, so the packed ones may be older than all queries.
   static constexpr bool kCausal = Traits::kMaxQLen > 1 + ResidualRows::kLocal, kWindowed = Mask::kWindow > 0;
-  static constexpr bool kActive = kCausal || kWindowed || Traits::kGathered;
+  // The last tile may have places of no token: of blocks that are not there, or of a block that is partly filled.
+  static constexpr bool kOpenEnd = Traits::kGathered || Traits::kArrival;
+  static constexpr bool kActive = kCausal || kWindowed || kOpenEnd;
   SeqlenInfo seqlen;
 
   // The first tile of which every row attends to the first token.
@@ -49,7 +51,7 @@ struct PackedMask {
   // The end of the tiles of which every row attends to the last token.
   __device__ __forceinline__ int end_clear_tile() const {
     int tokens = kCausal ? max(seqlen.length - seqlen.q_len + 1, 0) : seqlen.packed_end;
-    if (Traits::kGathered) tokens = min(tokens, seqlen.packed_end);
+    if (kOpenEnd) tokens = min(tokens, seqlen.packed_end);
     return (tokens - ResidualRows::kSink) / Traits::kTileTokens;
   }
   // Adds minus infinity to the scores of masked tokens, which must be finite: +inf would become NaN. `first` is the position of the
@@ -63,9 +65,21 @@ struct PackedMask {
         const int position = seqlen.position<Traits>(q_row<Traits>(tile, lane, i));
         if (kCausal && token > position) x.offset[m_tile][i] = -INFINITY;
         if (kWindowed && token < Mask::first_token(position)) x.offset[m_tile][i] = -INFINITY;
-        if (Traits::kGathered && token >= seqlen.packed_end)
-          x.offset[m_tile][i] = -INFINITY;  // the last gathered tile may have fewer blocks
+        if (kOpenEnd && token >= seqlen.packed_end) x.offset[m_tile][i] = -INFINITY;
+        if (Traits::kArrival && token >= seqlen.packed_end) x.product[m_tile][i] = 0.f;  // which may be NaN, since anything lies there
       }
+  }
+  // Gives the places of no token scales and zeros of V with which a weight of 0 makes nothing: anything may lie there.
+  __device__ __forceinline__ void clean(int first, int lane, ValueParams<Traits>& params) const {
+    if constexpr (Traits::kArrival && Traits::kValuePerToken) {
+#pragma unroll
+      for (int m_tile = 0; m_tile < Traits::kMTiles; ++m_tile)
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+          if (first + first_row<Traits>(m_tile, lane) + half * 8 >= seqlen.packed_end)
+#pragma unroll
+            for (int q = 0; q < Traits::kValueGroups; ++q) params.scale[m_tile][q][half] = 1.f, params.zero[m_tile][q][half] = 0.f;
+    }
   }
 };
 

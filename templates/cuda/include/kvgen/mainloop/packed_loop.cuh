@@ -174,6 +174,7 @@ __device__ __forceinline__ void attend_subtiles(const Shared<Traits>& shared, Pi
     else
       multiply_keys<Traits>(at, lane, query.tile.fragments, query.tile.boost, products[s]);
     load_value_params<Traits>(at + Traits::Value::kTokenParams, lane, params[s]);
+    if constexpr (kMasked) mask.clean(position + s * 32, lane, params[s]);
   }
   Weights<Traits> weights[Traits::kQTiles][kStepSubtiles];
 #pragma unroll
@@ -190,7 +191,8 @@ __device__ __forceinline__ void attend_subtiles(const Shared<Traits>& shared, Pi
 #pragma unroll
   for (int s = 0; s < kStepSubtiles; ++s) {
     multiply_values<Traits>(subtile + s * Traits::kSubtileStride + Traits::Value::kCodes, slot + Traits::KeyChannelParams::kBytes,
-                            (sub + s) * 32, lane, weights, s, state);
+                            (sub + s) * 32, lane, weights, s, state,
+                            ValueTokens<Traits, kMasked>{mask.seqlen.packed_end - position - s * 32});
     pipeline.release(sub + s);
   }
 }
@@ -218,7 +220,7 @@ template <class Traits, class Pipeline>
 __device__ __forceinline__ void attend_packed(const Shared<Traits>& shared, Pipeline& pipeline, int tile, int stop, int stride,
                                               const PackedMask<Traits>& mask, int lane, State<Traits> (&state)[Traits::kQTiles]) {
   using Mask = PackedMask<Traits>;
-  constexpr bool kMaskedEnd = Mask::kCausal || Traits::kGathered;
+  constexpr bool kMaskedEnd = Mask::kCausal || Mask::kOpenEnd;
   LoopQuery<Traits> query;
 #pragma unroll
   for (int i = 0; i < Traits::kQTiles; ++i) row_factors<Traits>(shared.packed_factors(), i, lane, query.factors[i]);

@@ -29,9 +29,9 @@ struct Residual {
     k_residual = static_cast<Element*>(args.cache.k_residual) + at;
     v_residual = static_cast<Element*>(args.cache.v_residual) + at;
   }
-  __device__ int count() const { return old + fresh; }
+  __device__ int count() const { return ResidualRows::kArrival ? 0 : old + fresh; }
   // Whether the step completes a block, and packs it: tokens 0 to kBlock - 1.
-  __device__ bool fills_block() const { return count() >= ResidualRows::kBlock + ResidualRows::kLocal; }
+  __device__ bool fills_block() const { return !ResidualRows::kArrival && count() >= ResidualRows::kBlock + ResidualRows::kLocal; }
   __device__ const Element* k_row(int token) const { return row(k_residual, args.k_new, token); }
   __device__ const Element* v_row(int token) const { return row(v_residual, args.v_new, token); }
   // The row of a token that the residual holds: of one before the step, or of one that `append` or `keep_rotated` put there.
@@ -280,6 +280,7 @@ __device__ __forceinline__ int residual_tile(const Residual<Traits>& residual, c
 template <class Traits>
 __device__ __forceinline__ void fetch_residual(const Residual<Traits>& residual, const SplitPlace& place, int warp, int lane,
                                                ResidualTile<Traits>& tile) {
+  if constexpr (Traits::kArrival) return;
   tile.fetch(residual, residual_tile<Traits>(residual, place, 0, warp), lane);
   if constexpr (Traits::Format::ResidualRows::kRows > Traits::Format::kTokens) {
 #pragma unroll 1
@@ -299,6 +300,7 @@ template <class Traits>
 __device__ __forceinline__ void attend_residual(const Shared<Traits>& shared, const Residual<Traits>& residual, ResidualTile<Traits>& tile,
                                                 const SplitPlace& place, const SeqlenInfo& seqlen, int warp, int lane,
                                                 State<Traits> (&state)[Traits::kQTiles]) {
+  if constexpr (Traits::kArrival) return;
   if (tile.valid <= 0) return;
 #pragma unroll 1
   for (int round = 1; tile.valid > 0; ++round) {

@@ -145,11 +145,17 @@ struct Traits : Schedule {
   __host__ __device__ static constexpr int runs(int q_len) { return kRuns == 1 ? 1 : ceil_div(Schedule::kGroup * q_len, kQRows); }
   __device__ static constexpr int head_row(int run, int row) { return kRuns == 1 ? row : run * kQRows + row; }
 
+  // Tokens that are quantized as they arrive: the last tile of a sequence may be partly filled, and no token is unquantized.
+  static constexpr bool kArrival = Format::ResidualRows::kArrival;
+  // The tokens that packed tiles hold in a step that appends `fresh` tokens to `length`.
+  __host__ __device__ static constexpr int packed_length(int length, int fresh) { return kArrival ? length + fresh : length; }
+
   static_assert(Schedule::kMaxQLen <= Format::kTokens, "a step packs one block at most");
   static_assert(Schedule::Mask::kWindow == 0 || Format::ResidualRows::kSink == 0, "a sliding window hides the sink");
 
   // KV tiles of a sequence of `length` tokens. A gathered tile may have fewer blocks than kTileBlocks.
   __host__ __device__ static constexpr int packed_tiles(int length) {
+    if constexpr (kArrival) return ceil_div(length, kTileTokens);
     const int blocks = Format::ResidualRows::packed_blocks(length);
     return kGathered ? ceil_div(blocks, kTileBlocks) : blocks * kTilesPerBlock;
   }

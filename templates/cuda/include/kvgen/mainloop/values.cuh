@@ -14,11 +14,37 @@ __device__ __forceinline__ float (&code_sums(State<Traits>& state))[Traits::kRow
     return state.out;
 }
 
+// Codes of which every pattern of bits is a finite number.
+template <class Codec>
+constexpr bool kFiniteCodes = false;
+template <int kBits, bool kZero>
+constexpr bool kFiniteCodes<Integers<kBits, kZero>> = true;
+
+// The tokens of a sub-tile whose V takes part: the first `count`. Of a block that is partly filled the others' codes may be NaN, which a
+// weight of 0 does not make 0.
+template <class Traits, bool kMasked>
+struct ValueTokens {
+  static constexpr bool kActive = kMasked && Traits::kArrival && !kFiniteCodes<typename Traits::Value::Codec>;
+  int count;
+
+  // Clears the operands of other tokens in an A fragment, of which a lane has tokens 2t and 2t + 1 and those 8 further.
+  __device__ __forceinline__ void clear(int k_step, int lane, uint32_t& a0, uint32_t& a1, uint32_t& a2, uint32_t& a3) const {
+    if constexpr (kActive) {
+      const int left = count - 16 * k_step - 2 * (lane % 4);
+      const uint32_t low = pair(left), high = pair(left - 8);
+      a0 &= low, a1 &= low, a2 &= high, a3 &= high;
+    }
+  }
+
+ private:
+  __device__ __forceinline__ static uint32_t pair(int left) { return left >= 2 ? ~0u : left == 1 ? 0xffffu : 0; }
+};
+
 // Adds weights * V's codes to the accumulators, for the sub-tile at `token` of its KV tile. `params`: the tile's channel params of V.
-template <class Traits, int kStepSubtiles>
+template <class Traits, int kStepSubtiles, class Tokens>
 __device__ __forceinline__ void multiply_values(uint32_t codes, uint32_t params, int token, int lane,
                                                 const Weights<Traits> (&weights)[Traits::kQTiles][kStepSubtiles], int s,
-                                                State<Traits> (&state)[Traits::kQTiles]) {
+                                                State<Traits> (&state)[Traits::kQTiles], const Tokens& tokens) {
   using Codec = typename Traits::Value::Codec;
   constexpr int kTiles = Traits::Value::kCodeChannels / Codec::kRows;
   constexpr bool kWhole = Traits::Value::kCodeChannels == Traits::kHeadDim;  // else the last words hold one row tile, not two
@@ -31,6 +57,7 @@ __device__ __forceinline__ void multiply_values(uint32_t codes, uint32_t params,
     Codec::template expand<true, Traits::kMixedValues>(words, pair % kTiles,
                                                        [&](int rows, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3) {
                                                          if (!kWhole && rows >= Traits::kRowTiles) return;
+                                                         tokens.clear(k_step, lane, a0, a1, a2, a3);
 #pragma unroll
                                                          for (int tile = 0; tile < Traits::kQTiles; ++tile) {
                                                            const uint32_t(&b)[2] = weights[tile][s][rows / kTilesPerGroup][k_step];

@@ -6,6 +6,7 @@
 #include "kvgen/host/args.cuh"
 #include "kvgen/host/launch.cuh"
 #include "kvgen/pack/quantize.cuh"
+#include "kvgen/pack/write.cuh"
 
 namespace kvgen {
 namespace packing {
@@ -217,7 +218,9 @@ cudaError_t launch_pack(const PackArgs& args, cudaStream_t stream) {
   if (args.cache.batch == 0 || args.cache.kv_heads == 0 || args.tokens == 0) return cudaSuccess;
   constexpr int kThreads = packing::pack_threads<Format>();
   const dim3 grid(args.cache.kv_heads * ceil_div(args.tokens, Format::kTokens), args.cache.batch);
-  if constexpr (packing::kRotates<Format>) {
+  if constexpr (Format::ResidualRows::kArrival) {
+    if (const cudaError_t failed = launch_append<Format>(AppendArgs{args}, stream, false); failed != cudaSuccess) return failed;
+  } else if constexpr (packing::kRotates<Format>) {
     constexpr int kBytes = packing::Rotate<Format, kThreads>::kBytes;
     const auto run = [&](auto kernel) {
       // With the static memory, fewer bytes than 48 KiB may be too many.
@@ -235,7 +238,7 @@ cudaError_t launch_pack(const PackArgs& args, cudaStream_t stream) {
   } else {
     packing::pack_blocks_kernel<Format, kThreads><<<grid, kThreads, 0, stream>>>(args);
   }
-  if constexpr (Format::ResidualRows::kRows != Format::kTokens) {
+  if constexpr (Format::ResidualRows::kRows != Format::kTokens && !Format::ResidualRows::kArrival) {
     const int stored = std::min(args.tokens, Format::ResidualRows::kRows);
     const dim3 store_grid(args.cache.kv_heads * ceil_div(stored, packing::kStoreTokens), args.cache.batch);
     packing::store_rows_kernel<Format><<<store_grid, packing::kStoreThreads, 0, stream>>>(args);

@@ -93,10 +93,17 @@ __device__ __forceinline__ void count_words(Vector&& vector, Scalers&& scalers, 
   for (int w = 0; w < Places::kWordsPerRun; ++w) words[w] = fields.word(w);
 }
 
+// Gives some bits of a word in memory other values. Bits of other tokens of the word may be written at the same time.
+__device__ __forceinline__ void replace_bits(uint32_t* at, uint32_t bits, uint32_t value) {
+  if (bits == 0) return;
+  atomicAnd(at, ~bits);
+  atomicOr(at, value & bits);
+}
+
 // Packs kCount runs from run x on, of the tile at `token`. `vector(lane_row, i)` gives the lane's vector of the i-th run,
 // `scalers(lane_row, i)` its scaler.
-template <class Places, class Element, int kCount, class Vector, class Scalers>
-__device__ __forceinline__ void pack_chunk(Vector&& vector, int token, int x, uint8_t* block, Scalers&& scalers) {
+template <class Places, class Element, int kCount, class Part = WholeTile, class Vector, class Scalers>
+__device__ __forceinline__ void pack_chunk(Vector&& vector, int token, int x, uint8_t* block, Scalers&& scalers, Part part = {}) {
   using Quant = typename Places::Quant;
   constexpr int kStore = store_words<Places, kCount>();
   alignas(16) uint32_t words[kCount * Places::kWordsPerRun];
@@ -121,6 +128,19 @@ __device__ __forceinline__ void pack_chunk(Vector&& vector, int token, int x, ui
 #pragma unroll
     for (int w = 0; w < Places::kWordsPerRun; ++w)
       words[i * Places::kWordsPerRun + w] = Places::kKey ? run_words[w] : ptx::transpose(run_words[w]);
+    if constexpr (!Part::kWhole) {
+#pragma unroll
+      for (int w = 0; w < Places::kWordsPerRun; ++w) {
+        uint32_t mine = part.template bits<Places>(token, w), word = words[i * Places::kWordsPerRun + w];
+        if constexpr (!Places::kKey) mine = ptx::transpose(mine);
+        if (w >= Places::run_words(x + i)) continue;
+        if (Places::kSharedWords && Places::Runs::is_half(x + i)) {
+          mine = (mine & 0x0f0f0f0fu) << Places::first_bit(x + i), word = (word & 0x0f0f0f0fu) << Places::first_bit(x + i);
+        }
+        replace_bits(reinterpret_cast<uint32_t*>(block + Places::word_offset(token, x + i, w, threadIdx.x % 32)), mine, word);
+      }
+      continue;
+    }
 #pragma unroll
     for (int w = 0; w < kCount * Places::kWordsPerRun; w += kStore)  // stored as soon as the last word is complete
       if ((w + kStore - 1) / Places::kWordsPerRun == i && w - i * Places::kWordsPerRun < Places::run_words(x + i)) {
@@ -170,7 +190,7 @@ __device__ __forceinline__ void pack_by_token(Row&& row, uint8_t* block) {
     for (int start = 0; start < kRuns; start += kGroupRuns) {
       const Group vectors(row, token, start);
       TokenCoder<Places, Element> scalers[Places::kLaneRows];
-      if constexpr (Quant::Codec::kQuantized) token_scalers(vectors, token, start, block, scalers);
+      if constexpr (Quant::Codec::kQuantized) token_scalers(vectors, token, start, block, scalers, WholeTile{});
 #pragma unroll 1
       for (int x = 0; x < kGroupRuns; x += kChunk)
         pack_chunk<Places, Element, kChunk>([&](int lane_row, int i) { return vectors(lane_row, (Group::kInRegisters ? 0 : x) + i); },

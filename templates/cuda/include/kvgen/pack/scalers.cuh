@@ -119,11 +119,37 @@ __device__ __forceinline__ void broadcast(const uint32_t (&thresholds)[2], int f
   all = {__byte_perm(first, 0, 0x1010), __byte_perm(first, 0, 0x3232), __byte_perm(last, 0, 0x1010)};
 }
 
+// Which tokens of a tile are written: all.
+struct WholeTile {
+  static constexpr bool kWhole = true;
+};
+
+// Those in [from, to), which count from the block's first: the words that hold their codes have bits of other tokens, too.
+struct PartOfTile {
+  static constexpr bool kWhole = false;
+  int from, to;
+
+  __device__ __forceinline__ bool has(int token) const { return from <= token && token < to; }
+  // The bits of these tokens in a lane's word of a run, before words of V are transposed.
+  template <class Places>
+  __device__ __forceinline__ uint32_t bits(int token, int word) const {
+    const int row = token + static_cast<int>(threadIdx.x % 32 / 4);
+    if constexpr (!Places::Quant::Codec::kQuantized) return has(row + Places::pair(word).lane_row * 8) ? ~0u : 0;
+    uint32_t found = 0;
+#pragma unroll
+    for (int b = 0; b < 4; ++b)
+#pragma unroll
+      for (int f = 0; f < Places::kPerByte; ++f)
+        if (has(row + Places::element(word, b, f).lane_row * 8)) found |= ((1u << Places::kBits % 32) - 1) << (8 * b + Places::kBits * f);
+    return found;
+  }
+};
+
 // Computes the scalers of a lane's rows, whose vectors belong to one group. The four lanes of a row have the same extremes, so each of them
 // computes the scaler of another row and writes its params.
-template <class Places, class Element, int kCount>
+template <class Places, class Element, int kCount, class Part>
 __device__ __forceinline__ void token_scalers(const LaneVectors<Places, Element, kCount>& vectors, int token, int x, uint8_t* block,
-                                              TokenCoder<Places, Element> (&scalers)[Places::kLaneRows]) {
+                                              TokenCoder<Places, Element> (&scalers)[Places::kLaneRows], Part part) {
   using Quant = typename Places::Quant;
   constexpr int kLaneRows = Places::kLaneRows;
   const int lane = threadIdx.x % 32, mine = lane % kLaneRows;
@@ -144,7 +170,9 @@ __device__ __forceinline__ void token_scalers(const LaneVectors<Places, Element,
   using Param = typename Quant::Codec::Param;
   Param params[2];
   const Scaler s = Quant::Codec::make_scaler(own.lowest(), own.highest(), params);
-  if (lane % 4 < kLaneRows) {
+  bool writes = lane % 4 < kLaneRows;
+  if constexpr (!Part::kWhole) writes = writes && part.has(token + mine * 8 + lane / 4);
+  if (writes) {
 #pragma unroll
     for (int kind = 0; kind < Quant::kParams; ++kind)
       *reinterpret_cast<Param*>(block + Places::param_offset(kind, token + mine * 8 + lane / 4, Places::Runs::channel(x))) = params[kind];

@@ -247,7 +247,7 @@ struct L2Prefetch {
   // heads together would delay the first wave's packed bytes.
   __device__ __forceinline__ static void prefetch_residual(const AttendArgs& args, const Head& head, int lane) {
 #if KVGEN_SM90
-    if (lane >= 2 * kSpans) return;
+    if (ResidualRows::kArrival || lane >= 2 * kSpans) return;
     const RowSpan span = span_of(lane / 2, ptx::load_relaxed(args.cache.lengths + head.sequence));
     const int* slots = args.cache.residual_slots;
     const int slot = slots ? ptx::load_relaxed(slots + head.sequence) : head.sequence;  // stale, too
