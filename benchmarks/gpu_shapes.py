@@ -56,7 +56,23 @@ COMPARED = {
     "kitty": (KITTY, PLAIN),
     "head_dim 64, 64 heads, 64x4096": ("k4v4:d64:h64/8", "64x4096"),
 }
-CASES = COMPARED | {
+FORMATS = {
+    "int8, per token": "k8v8:token",
+    "int4, per token": "k4v4:token",
+    "e4m3, per token": "ke4m3ve4m3:token",
+    "e5m2, per token": "ke5m2ve5m2:token",
+    "K e4m3, V int4": "ke4m3v4:token",
+    "saw-int4": "k4v4:token:krot16u",
+    "int4, rotated": "k4v4:token:krot128:vrot128",
+    "nvfp4": "knvfp4vnvfp4",
+    "mxfp4": "kmxfp4vmxfp4",
+    "int8, static per channel": "k8v8:sym:vchannel:kscale-channel:vscale-channel",
+    "e4m3, static per tensor": "ke4m3ve4m3:kscale-tensor:vscale-tensor",
+    "int4, on arrival": "k4v4:token:page16:arrival",
+}
+CASES = COMPARED | {name: (words, PLAIN) for name, words in FORMATS.items()}
+CASES |= {f"{name}, 32x8192": (words, SHORTER) for name, words in FORMATS.items()}
+CASES |= {
     "ragged, 2K to 16K": ("k4v4", MIXED),
     "ragged, moderate, 8 bits": ("k8v8", MODERATE),
     "ragged, moderate, 2 bits": ("k2v2", MODERATE),
