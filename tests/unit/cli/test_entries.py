@@ -101,14 +101,14 @@ def test_entries_print_no_control_characters(kvgen: Any, tmp_path: Path):
 
 HEADS = {"q_heads": 32, "kv_heads": 8, "head_dim": 128}
 LARGE_BLOCKS = {"arch": "cpu", "attention": HEADS, "key": {"bits": 4, "group": 4096}, "value": {"bits": 4}}
-WIDE = {"arch": "sm90", "attention": {**HEADS, "head_dim": 320}, "key": {"bits": 4}, "value": {"bits": 4, "group": 64}}
+WIDE = {"arch": "sm90", "attention": {**HEADS, "head_dim": 576}, "key": {"bits": 4}, "value": {"bits": 4, "group": 64}}
 
 
 @pytest.mark.parametrize(
     ("spec", "reasons"),
     [
         (LARGE_BLOCKS, ["cpu: whole groups need blocks of 4096 tokens"]),
-        (WIDE, ["head_dim (320) is more than 256", "tilelang"]),
+        (WIDE, ["head_dim (576) is more than 512", "tilelang"]),
     ],
 )
 def test_a_spec_that_no_back_end_supports_has_every_reason_and_no_default(

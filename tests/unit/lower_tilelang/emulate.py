@@ -60,7 +60,7 @@ class Emulated(EmulatedAttend):
         text = text.replace(
             "extern __shared__ __align__(1024) half_t ring[];", "half_t* ring = reinterpret_cast<half_t*>(emulator::shared);"
         )
-        text = text.replace("kvgen/host/exports.cuh", "kvgen/host/args.cuh")
+        text = text.replace("kvgen/host/exports.cuh", "kvgen/pack/write.cuh")
         text = (
             text[: text.index("using Module")]
             + "}\n"
