@@ -81,12 +81,12 @@ class ResidualRows:
 def residual_rows(spec: KernelSpec, block: int) -> ResidualRows:
     """The unquantized tokens of a spec whose packed blocks have `block` tokens."""
     cache = spec.cache
-    return ResidualRows(block, cache.sink, cache.local, most_rollback(spec), spec.attention.q_len, cache.arrival)
+    return ResidualRows(block, cache.sink, cache.local, most_rollback(spec), spec.attention.q_len, cache.quantize == "arrival")
 
 
 def most_rollback(spec: KernelSpec) -> int:
     """Most tokens that may be taken back: all, where they are quantized as they arrive."""
-    return ANY if spec.cache.arrival else spec.cache.rollback
+    return ANY if spec.cache.quantize == "arrival" else spec.cache.rollback
 
 
 def window_places(spec: KernelSpec, block: int) -> int:
@@ -97,7 +97,7 @@ def window_places(spec: KernelSpec, block: int) -> int:
     read, however many there are, and any number may be taken back: their blocks have places of their own.
     """
     window = spec.attention.window
-    if window is None or spec.cache.page is not None or spec.cache.arrival:
+    if window is None or spec.cache.page is not None or spec.cache.quantize == "arrival":
         return 0
     return -(-(window + spec.attention.q_len - 1 + spec.cache.rollback) // block) + 2
 
@@ -112,7 +112,7 @@ def cache_id(spec: KernelSpec, layout: PackedLayout) -> str:
     """Identifies caches that a kernel reads alike: the packed layout, where unquantized tokens lie, and the places of a sliding window."""
     cache, places = spec.cache, window_places(spec, layout.tokens)
     found = layout.id
-    if cache.arrival:
+    if cache.quantize == "arrival":
         found += ".arrival"
     if cache.sink or cache.local or cache.rollback:
         found += f".s{cache.sink}l{cache.local}c{residual_rows(spec, layout.tokens).capacity}"
