@@ -23,7 +23,7 @@ from tests.support.cpu import variant as compiled
 from tests.support.naive import naive_variant
 
 POLICY = CheckPolicy(long_tokens=200, most_tokens=1024)
-OUT, LSE = 7, 8
+OUT, LSE = 8, 9
 """Places of arguments of `attend`; those of `decode` are two further on."""
 NO_LIMIT = 1 << 30
 BATCHES = (Workload(batch=12, kv_len=96), Workload(batch=2, kv_len=4096), Workload(batch=2, kv_len=96, q_len=2))
@@ -113,8 +113,8 @@ def touches_the_full(f, lengths, plan, q_len, append, skip_empty, limit, overflo
         (Lives, "pack", forgets_lengths, "relative l2 is"),
         (Lives, "decode", after(lambda *args: args[OUT + 2].add_(0.01)), "decode 1 of ragged, turn 2: relative l2 is"),
         (Lives, "decode", after(larger_without_lse), "relative l2"),
-        (Lives, "decode", replaced(14, 32**-0.5), "relative l2"),  # the default scale
-        (Lives, "unpack", after(lambda *args: args[6][0, -1].fill_(1.0)), "positions that the cache does not hold were written"),
+        (Lives, "decode", replaced(15, 32**-0.5), "relative l2"),  # the default scale
+        (Lives, "unpack", after(lambda *args: args[7][0, -1].fill_(1.0)), "positions that the cache does not hold were written"),
         (Steps, "decode", after(lambda *args: args[OUT + 2][:, 64:65].fill_(0)), "decode of 72 tokens"),
         (Steps, "plan", replaced(5, NO_LIMIT), "is not refused"),
         (Steps, "plan", replaced(4, 0), "step 1 over a plan"),  # empty sequences are in the plan
@@ -122,7 +122,7 @@ def touches_the_full(f, lengths, plan, q_len, append, skip_empty, limit, overflo
         (Steps, "advance", replaced(3, NO_LIMIT), "is not refused"),
         (Steps, "advance", advances_empty, "lengths are"),
         (Steps, "decode", replaced(-1, 1), "lengths are"),  # advances in every layer
-        (Steps, "decode", replaced(16, NO_LIMIT), "is not refused"),
+        (Steps, "decode", replaced(17, NO_LIMIT), "is not refused"),
         (Steps, "decode", replaced(-1, 0), "lengths are"),
         (Crowd, "pack", after(lambda *args: args[6][1100:].sub_(1)), "attend over 1203 sequences: relative l2"),
         (Far, "attend", after(lambda *args: args[OUT].nan_to_num_(0.0)), "a NaN in q: output that sees it is a number"),
