@@ -201,7 +201,7 @@ def test_what_cannot_be_done_is_refused(cache_of: CacheOf) -> None:
     for call, match in (
         (lambda: cache.batch_repeat_interleave(2), "fixed batch"),
         (lambda: cache.batch_select_indices(torch.zeros(1, dtype=torch.long)), "fixed batch"),
-        (lambda: cache_of(model, [plain(4), plain(4), plain(4, rollback=2)], 1), r"cache\.quantize and cache\.rollback must be the same in all"),
+        (lambda: cache_of(model, [plain(4), plain(4), plain(4, rollback=2)], 1), "must be the same in all"),
     ):
         with pytest.raises(ValueError, match=match):
             call()
