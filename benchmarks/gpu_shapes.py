@@ -1,17 +1,18 @@
 """Decode attention of formats and shapes on both GPU back ends, each beside a read of the same bytes.
 
-    python benchmarks/gpu_shapes.py [CASE…] [--all] [--backend cuda,tilelang] [--rounds 9]
+    python benchmarks/gpu_shapes.py [CASE…] [--all] [--backend cuda,tilelang] [--flashinfer] [--rounds 9]
 
 Without names the first ten cases run, by which two states of the kernels are compared. Each back end's default and the schedules below
 that its search space allows are compiled, then timed in turns, A B C A B C …; the fastest of each back end is verified against the fp64
-reference. `default_us` is the time of the back end's default. Rows go to $OUT (or benchmarks/results) as GPU_shapes.csv, after every case.
+reference. `default_us` is the time of the back end's default. `--flashinfer`: FlashInfer's decode over fp8 takes turns with them, on
+tensor cores and on CUDA cores; the faster one gets a row. Rows go to $OUT (or benchmarks/results) as GPU_shapes.csv, after every case.
 Exits with 1 where a schedule does not compile or is wrong.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -22,9 +23,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 
-from benchmarks.common import gpu_facts, gpu_word, parser, take_turns, write_rows
+from benchmarks.common import Timer, gpu_facts, gpu_word, parser, take_turns, write_rows
 from benchmarks.gpu_words import lengths_of, schedule_word, schedules_of, spec_of, workload_of
 from kvgen._machine import cores
+from kvgen.bench.libraries import FlashInfer
+from kvgen.bench.run import Case, Provider
 from kvgen.errors import CheckError, KvgenError, UnsupportedError
 from kvgen.format.sizes import half_full
 from kvgen.lower.backend import Source, get_backend
@@ -125,6 +128,9 @@ SCHEDULES = {
     "cuda": (*EXACT, "w4u1d2.cl2", "w8u1d1", "w2u2d2c4", *(f"{word}.noexact" for word in EXACT)),
     "tilelang": ("u2s2c4", "u2s2c8", "u4s2c4", "u4s2c6", "u4s2c8"),
 }
+FLASHINFER = (FlashInfer(fp8=True), FlashInfer(fp8=True, tensor_cores=False))
+FP8_ERROR = 1e-2
+"""Relative L2 against fp64 attention over the fp8 cache."""
 Row = dict[str, Any]
 
 
@@ -133,6 +139,7 @@ def main() -> int:
     command = parser(__doc__)
     command.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(CASES))
     command.add_argument("--all", action="store_true", help="all cases")
+    command.add_argument("--flashinfer", action="store_true", help="FlashInfer's decode over fp8 beside")
     command.add_argument("--backend", default=",".join(SCHEDULES), help="one or both; both by default")
     options = command.parse_args()
     backends = options.backend.split(",")
@@ -143,7 +150,7 @@ def main() -> int:
         words, work = CASES[name]
         spec = spec_of(words, TARGET, [workload_of(work)])
         defaults, variants, failed = compiled(spec, backends)
-        found, wrong = measure(spec, work, defaults, variants, options.rounds)
+        found, wrong = measure(spec, work, defaults, variants, options.rounds, FLASHINFER if options.flashinfer else ())
         rows += [{"case": name, "spec": words, "workload": work, **row} for row in found]
         for row in found:
             print(
@@ -188,21 +195,32 @@ def compiled(spec: KernelSpec, backends: list[str]) -> tuple[set[Schedule], dict
 
 
 def measure(
-    spec: KernelSpec, work: str, defaults: set[Schedule], variants: Mapping[Schedule, Variant], rounds: int
+    spec: KernelSpec,
+    work: str,
+    defaults: set[Schedule],
+    variants: Mapping[Schedule, Variant],
+    rounds: int,
+    others: Iterable[Provider] = (),
 ) -> tuple[list[Row], bool]:
-    """The row of each back end's fastest schedule, and whether one was wrong; all take turns with a read of the same bytes."""
+    """The row of each back end's fastest schedule and of the fastest other, and whether one was wrong; all take turns with a read of the
+    same bytes.
+    """
     if not variants:
         return [], False
     first = next(iter(variants.values()))
     lengths = [half_full(spec, first.layout, length) for length in lengths_of(work)]
     inputs = WorkloadInputs(first, workload_of(work), "cuda", None, lengths)
     mine = {schedule: variant for schedule, variant in variants.items() if variant.layout.id == first.layout.id}
-    read = partial(read_roofline(TARGET).samples, inputs.nbytes, POLICY)
-    times, reads = take_turns({s: partial(inputs.time, variant, POLICY) for s, variant in mine.items()}, rounds, {inputs.nbytes: read})
+    case = Case(spec, workload_of(work), TARGET, lengths[0])
+    entrants = {one.backend: one.prepare(case) for one in others}
+    timers: dict[Schedule | str, Timer] = {s: partial(inputs.time, variant, POLICY) for s, variant in mine.items()}
+    timers |= {name: partial(one.sample, POLICY) for name, one in entrants.items()}
+    sizes = {inputs.nbytes, *(one.nbytes for one in entrants.values())}
+    times, reads = take_turns(timers, rounds, {size: partial(read_roofline(TARGET).samples, size, POLICY) for size in sizes})
     read_us = median(reads[inputs.nbytes])
     rows, wrong = list[Row](), False
     for backend in dict.fromkeys(schedule.backend for schedule in mine):
-        us = {schedule: median(found) for schedule, found in times.items() if schedule.backend == backend}
+        us = {schedule: median(times[schedule]) for schedule in mine if schedule.backend == backend}
         best = min(us, key=lambda schedule: us[schedule])
         try:
             check(mine[best], "cuda", exact=best.exact)
@@ -215,6 +233,16 @@ def measure(
             "backend": backend, "schedule": schedule_word(best), "us": round(us[best], 3), "bytes": inputs.nbytes,
             "read_us": round(read_us, 3), "read_fraction": round(read_us / us[best], 4),
             "default_us": "" if default_us is None else round(default_us, 3),
+        })  # fmt: skip
+    if entrants:
+        name = min(entrants, key=lambda one: median(times[one]))
+        nbytes, us_ = entrants[name].nbytes, median(times[name])
+        if (error := entrants[name].error()) > FP8_ERROR:
+            print(f"- {spec.name} {name} is wrong: relative L2 {error:.1e}", flush=True)
+            wrong = True
+        rows.append({
+            "backend": "flashinfer", "schedule": name, "us": round(us_, 3), "bytes": nbytes, "read_us": round(median(reads[nbytes]), 3),
+            "read_fraction": round(median(reads[nbytes]) / us_, 4), "default_us": "",
         })  # fmt: skip
     return rows, wrong
 

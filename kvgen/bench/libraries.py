@@ -34,7 +34,7 @@ def providers(spec: KernelSpec, target: Target) -> list[Provider]:
         return [*(TorchSdpa(dtype, folded) for dtype in SHORT for folded in (False, True))]
     dtype = "bf16" if spec.attention.dtype == "bfloat16" else "fp16"
     torch_kernels = [TorchSdpa(dtype, folded, kernel) for kernel in KERNELS for folded in (False, True)]
-    return [*torch_kernels, FlashInfer(), FlashInfer(fp8=True)]
+    return [*torch_kernels, *(FlashInfer(fp8, tensor_cores) for fp8 in (False, True) for tensor_cores in (True, False))]
 
 
 class TorchSdpa:
@@ -102,13 +102,15 @@ class TorchSdpa:
 
 
 class FlashInfer:
-    """BatchDecodeWithPagedKVCacheWrapper on tensor cores. `fp8`: K and V in e4m3, unscaled, as their standard normal numbers allow."""
+    """BatchDecodeWithPagedKVCacheWrapper, on tensor cores or on CUDA cores. `fp8`: K and V in e4m3, unscaled, as their standard normal
+    numbers allow.
+    """
 
     name = "flashinfer"
 
-    def __init__(self, fp8: bool = False) -> None:
-        self.fp8 = fp8
-        self.backend = f"batch-decode{'-fp8' if fp8 else ''}"
+    def __init__(self, fp8: bool = False, tensor_cores: bool = True) -> None:
+        self.fp8, self.tensor_cores = fp8, tensor_cores
+        self.backend = f"batch-decode{'-fp8' if fp8 else ''}{'' if tensor_cores else '-cuda-cores'}"
 
     def prepare(self, case: Case) -> Entrant:
         """See `Provider`."""
@@ -124,7 +126,7 @@ class FlashInfer:
         pages, nbytes = cache.shape[0] // batch, sum(x.nbytes for x in kept)
         whole = partial(torch.arange, dtype=torch.int32, device=case.device)
         wrapper = importlib.import_module("flashinfer").BatchDecodeWithPagedKVCacheWrapper(
-            torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=case.device), "NHD", use_tensor_cores=True
+            torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=case.device), "NHD", use_tensor_cores=self.tensor_cores
         )
         last = torch.full((batch,), (case.length - 1) % PAGE + 1, dtype=torch.int32, device=case.device)
         wrapper.plan(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -43,8 +43,11 @@ def test_every_form_of_torch_is_the_same_causal_attention(folded: bool, q_len: i
 class Wrapper:
     """What FlashInfer does, by its documentation, in fp32: pages by `indptr` and `indices`, tokens by `last_page_len`."""
 
+    cores: ClassVar[list[bool]] = []
+
     def __init__(self, workspace: torch.Tensor, layout: str, use_tensor_cores: bool) -> None:
-        assert (workspace.dtype, layout, use_tensor_cores) == (torch.uint8, "NHD", True)
+        assert (workspace.dtype, layout) == (torch.uint8, "NHD")
+        self.cores.append(use_tensor_cores)
 
     def plan(self, indptr: Any, indices: Any, last: Any, q_heads: int, kv_heads: int, dim: int, page: int, **named: Any) -> None:
         self.indptr, self.indices, self.last, self.group = indptr.tolist(), indices.long(), last.tolist(), q_heads // kv_heads
@@ -64,13 +67,14 @@ class Wrapper:
         return out
 
 
-@pytest.mark.parametrize("fp8", [False, True])
-def test_flashinfers_pages_hold_what_everybody_attends_over(fp8: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("fp8", "tensor_cores"), [(False, True), (True, True), (True, False)])
+def test_flashinfers_pages_hold_what_everybody_attends_over(fp8: bool, tensor_cores: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("flashinfer")
     module.BatchDecodeWithPagedKVCacheWrapper = Wrapper  # type: ignore[attr-defined]
     module.__spec__ = ModuleSpec("flashinfer", None)
     monkeypatch.setitem(sys.modules, "flashinfer", module)
-    entrant = FlashInfer(fp8).prepare(case(dtype="float16"))
+    entrant = FlashInfer(fp8, tensor_cores).prepare(case(dtype="float16"))
+    assert Wrapper.cores.pop() == tensor_cores
     assert entrant.nbytes == 2 * 3 * LENGTH * 2 * 32 * (1 if fp8 else 2), "whole pages would be more"
     assert entrant.error() < 1e-3
     assert min(entrant.sample(POLICY)) > 0
