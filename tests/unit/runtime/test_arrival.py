@@ -59,6 +59,17 @@ def test_every_cut_of_a_prompt_gives_the_same_bytes_and_outputs(of: Variant) -> 
     assert all(torch.equal(mine, right) for mine, right in zip(last, want, strict=True)), "a query sees its own token quantized"
 
 
+def test_a_query_gets_the_same_bits_beside_other_queries() -> None:
+    """In a prompt as in a step of its own: later tokens lie in its last sub-tile, or do not."""
+    of = variant(SPECS["paged"])
+    k, v = data(of, 2, TOKENS)
+    q = data(of, 2, TOKENS, 1, heads=4)[0]
+    whole = of.attend(q, filled(of, k, v, [TOKENS]))
+    for length in (1, 2, 31, 32, 33, 48, 50, 66):
+        step = of.attend(q[:, length - 1 : length], filled(of, k[:, :length], v[:, :length], [length]))
+        assert torch.equal(step, whole[:, length - 1 : length]), length
+
+
 def test_only_the_bits_of_a_token_are_written(of: Variant) -> None:
     k, v = data(of, 1, TOKENS)
     held = of.layout.tokens

@@ -138,17 +138,11 @@ class Attention {
   void over_packed(Rows<C>& state, const Head& head, int64_t begin, int64_t end, int64_t packed) const {
     if constexpr (!PackedKeys<C>::direct || !PackedValues<C>::direct) return over_expanded(state, head, begin, end, packed);
     narrow(state, sink, C::kSubtile, begin, end);
-    if constexpr (C::ResidualRows::kArrival) {  // the last sub-tile may be partly filled, and holds anything then
-      const int64_t whole = end / C::kSubtile * C::kSubtile;
-      if (whole < begin) return over_expanded(state, head, begin, end, packed);
-      if (whole < end) {
-        over_packed(state, head, begin, whole, packed);
-        return over_expanded(state, head, whole, end, packed);
-      }
-    }
     Chunk<C> chunk;
+    LastSubtile<C> last;
     for (int64_t position = begin; position < end; position += chunk.tokens) {
       cache_.locate(head.b, head.kv_head, position, end, packed, C::chunk, chunk);
+      if constexpr (C::ResidualRows::kArrival) last.complete(chunk);
       step(state, PackedKeys<C>{chunk}, PackedValues<C>{chunk}, sink + position, chunk.tokens);
     }
   }

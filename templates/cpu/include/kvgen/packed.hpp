@@ -270,6 +270,37 @@ struct PackedValues {
   }
 };
 
+// The sub-tile that a sequence ends in, where tokens are quantized as they arrive. It is attended to as if it were full, so that a query
+// gets the same bits from it whether or not later tokens are there.
+template <class C>
+struct LastSubtile {
+  using Op = Operand<C, typename C::Value>;
+  static constexpr int per_word = Op::Code::per_word;
+
+  alignas(64) uint8_t bytes[C::kSubtileBytes];
+
+  // Completes a chunk to whole sub-tiles. What is not there has V of zero, so that a weight of 0 makes nothing of it; its K is arbitrary.
+  void complete(Chunk<C>& chunk) {
+    const int there = chunk.tokens % C::kSubtile, at = chunk.tokens / C::kSubtile;
+    if (there == 0) return;
+    std::memcpy(bytes, chunk.subtile[at], C::kSubtileBytes);
+    chunk.subtile[at] = bytes;
+    chunk.tokens += C::kSubtile - there;
+    for (int tile = 0; tile < C::kHeadDim / kLanes; ++tile) {
+      uint8_t* words = const_cast<uint8_t*>(Op::codes(bytes, tile));
+      const int shared = there % per_word, first = there / per_word;
+      if (shared > 0) store(words + first * 64, load<U32>(words + first * 64) & ((1u << 32 / per_word * shared) - 1));
+      std::memset(words + (first + (shared > 0)) * 64, 0, (C::kSubtile / per_word - first - (shared > 0)) * 64);
+    }
+    if constexpr (Op::Code::quantized && !Op::per_channel)
+      for (int group = 0; group < C::kHeadDim / C::Value::kGroup; ++group)
+        for (int param = 0; param < C::Value::kParams; ++param) {
+          const auto* params = Op::param(nullptr, bytes, group, param * Op::param_extent + there);
+          std::memset(const_cast<typename Op::Param*>(params), 0, sizeof(typename Op::Param) * (C::kSubtile - there));
+        }
+  }
+};
+
 // q . K and p . V over tokens that were expanded to floats, for C::rows query rows at a time.
 
 // Tokens as floats: K as [tile of 16 tokens][channel][token], V as [tile of 16 channels][token][channel].
