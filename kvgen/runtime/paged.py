@@ -162,6 +162,12 @@ class PagedCalls:
                 launch = self.launch(part.stop - part.start)
                 launch.module.pack(*new, counts[part], *rows[part].over(store), self.max_len, self._overflow.address, 0)
 
+    def write(self, k: Tensor, v: Tensor, store: Store, slots: Tensor) -> None:
+        """Quantize token i of `k` and `v` into slot `slots[i]`, page · page size + place in it: int64 [tokens], -1 for none. It is for
+        formats with `cache.quantize` arrival, whose tokens it writes in one call, whatever rows they are of.
+        """
+        self.kernel._distinct[0].module.write(k, v, store.packed, slots, store.scales)
+
     def attend(
         self,
         q: Tensor,

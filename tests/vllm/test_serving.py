@@ -15,7 +15,10 @@ from vllm import LLM, SamplingParams
 
 from tests.vllm.conftest import VOCABULARY, write_model
 
-PLAIN = {"key": {"bits": 16}, "value": {"bits": 16}}
+PLAIN = {"key": {"bits": 16}, "value": {"bits": 16}, "cache": {"quantize": "block"}}
+"""With a residual, which a format without scales of several tokens has only if it is asked for."""
+SAW = {"key": {"bits": 4, "axis": "token", "group": 64, "rotate": "hadamard"}, "value": {"bits": 4, "axis": "token", "group": 64}}
+"""Tokens are quantized as they arrive."""
 INT8 = {"key": {"bits": 8, "axis": "channel", "group": 64}, "value": {"bits": 8, "axis": "token", "group": 64}}
 INT4 = {"key": {"bits": 4, "axis": "channel", "group": 64}, "value": {"bits": 4, "axis": "token", "group": 64}}
 UNQUANTIZED = INT4 | {"cache": {"sink": 4, "local": 32}}
@@ -116,19 +119,20 @@ def stock(model: Path) -> Found:
     return generate(engine(model, None), PROMPTS)[0]
 
 
-@pytest.mark.parametrize("form", [PLAIN, INT4], ids=["16", "int4"])
+@pytest.mark.parametrize("form", [PLAIN, INT4, SAW], ids=["16", "int4", "saw"])
 def test_prompts_of_one_batch_and_again_from_the_prefix_cache(model: Path, stock: Found, form: Any, watched: Watched) -> None:
     """With 16 bits tokens are those of vLLM's own backend. Prompts that hit pages, also those of the same step, give the same bits."""
     llm = engine(model, form)
     first, hits = generate(llm, PROMPTS)
     assert hits == [0, 0, 0, 0]
-    assert first[0][0] == stock[0][0], "a prompt that is no longer than the residual is exact in any format"
     if form is PLAIN:
         same(first, stock, limit=1e-4)
-    assert watched.rows["exact"] == 2 * len(PROMPTS)
+    if form is not SAW:
+        assert first[0][0] == stock[0][0], "a prompt that is no longer than the residual is exact in any format"
+    assert watched.rows["exact"] == (0 if form is SAW else 2 * len(PROMPTS))
     again, hits = generate(llm, PROMPTS)
     assert hits == [0, 0, 256, 256]
-    if form is PLAIN:
+    if form is not INT4:
         same(again, first, limit=1e-4)
     shared = ids(7, 300)
     pair = [shared, shared[:270] + ids(8, 30)]
@@ -139,7 +143,7 @@ def test_prompts_of_one_batch_and_again_from_the_prefix_cache(model: Path, stock
     same(second, (both[0][1:], both[1][1:]), limit=1e-4)
 
 
-@pytest.mark.parametrize("form", [PLAIN, INT8, UNQUANTIZED], ids=["16", "int8", "unquantized"])
+@pytest.mark.parametrize("form", [PLAIN, INT8, UNQUANTIZED, SAW], ids=["16", "int8", "unquantized", "saw"])
 def test_chunks_and_preemption(model: Path, form: Any, watched: Watched) -> None:
     """Chunks of 48 tokens beside decode steps, and pages for only some of the requests."""
     many = [ids(100 + n, n) for n in (250, 120, 110, 100, 125, 90)]
@@ -151,6 +155,8 @@ def test_chunks_and_preemption(model: Path, form: Any, watched: Watched) -> None
     del llm
     if form is PLAIN:
         same(found, generate(engine(model, None), many, 50)[0], limit=1e-3)
+    if form is SAW:  # as if there were room, and no chunks
+        same(found, generate(engine(model, form, block_size=32), many, 50)[0], limit=1e-3)
 
 
 def test_a_sliding_window(tmp_path_factory: pytest.TempPathFactory, watched: Watched) -> None:

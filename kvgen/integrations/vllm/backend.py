@@ -1,11 +1,12 @@
 """vLLM's attention backend over kvgen's kernels.
 
-Packed blocks lie in vLLM's pages, a page being a multiple of a block. The newest tokens of a request, which no block holds, lie in a
-pool of each layer, by the number of the request. A page that prefix caching may hit is full, so a request begins with an empty residual,
-and all of kvgen's state is a function of lengths: preemption, rollback and reused numbers need no code.
+Packed blocks lie in vLLM's pages, a page being a multiple of a block. Where a format quantizes tokens as they arrive, they hold all of a
+request. Else its newest tokens, which no block holds, lie in a pool of each layer, by the number of the request. A page that prefix
+caching may hit is full, so a request begins with an empty residual, and all of kvgen's state is a function of lengths: preemption,
+rollback and reused numbers need no code.
 
 vLLM hashes a page when it is scheduled, not when it is written, so a row may read what another row writes in the same step. Therefore
-each layer first packs the tokens of all rows, and then attends.
+each layer first writes the tokens of all rows, and then attends.
 """
 
 from __future__ import annotations
@@ -56,7 +57,11 @@ class KvgenBackend(AttentionBackend):
 
     @staticmethod
     def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[Any]:
-        return [MultipleOf(formats.PAGE)]
+        return [MultipleOf(formats.LEAST_PAGE)]
+
+    @classmethod
+    def get_preferred_block_size(cls, default_block_size: int) -> int:
+        return formats.page()
 
     @classmethod
     def supports_sink(cls) -> bool:
@@ -68,7 +73,8 @@ class KvgenBackend(AttentionBackend):
 
     @classmethod
     def supports_kv_connector(cls) -> bool:
-        return False
+        """Of formats whose pages hold all of a request; a layer of another one refuses connectors when it is made."""
+        return True
 
     @classmethod
     def supports_device_cpu_query_lens_mismatch(cls) -> bool:
@@ -79,7 +85,7 @@ class KvgenBackend(AttentionBackend):
         """Bytes of a token of one KV head in a page."""
         if getattr(spec, "head_size_v", spec.head_size) != spec.head_size:
             raise formats.refused("heads of other sizes for V than for K", "kvgen's caches have as many channels of both")
-        return formats.of(spec).cell
+        return formats.of(spec).cell(spec.block_size)
 
     @classmethod
     def customize_spec(cls, spec: Any) -> Any:
@@ -94,7 +100,7 @@ class KvgenBackend(AttentionBackend):
         num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, cache_dtype_str: str = "auto"
     ) -> tuple[int, ...]:
         """Of releases without layouts."""
-        return num_blocks, num_kv_heads, block_size, formats.of_heads(num_kv_heads, head_size, None).cell
+        return num_blocks, num_kv_heads, block_size, formats.of_heads(num_kv_heads, head_size, None).cell(block_size)
 
 
 @dataclass
@@ -102,9 +108,10 @@ class KvgenMetadata(AttentionMetadata):
     """A step, for all layers of a builder."""
 
     calls: PagedCalls
-    counts: Tensor
-    """int32 [rows]: new tokens, 0 for rows that are no request."""
-    before: Rows
+    slots: Tensor
+    """int64 [tokens]: where vLLM has a place for each token, -1 for none."""
+    packed: tuple[Tensor, Rows] | None
+    """int32 [rows], the new tokens of each row, and the rows before them; None where tokens are quantized as they arrive."""
     after: Rows
     starts: Sequence[int]
     bounds: Sequence[int]
@@ -122,14 +129,15 @@ class KvgenBuilder(AttentionMetadataBuilder[KvgenMetadata]):
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         layers = get_layers_from_vllm_config(vllm_config, Attention, layer_names)
-        kernels = {id(kernel): kernel for kernel in (layer.impl.format.kernel(kv_cache_spec.block_size) for layer in layers.values())}
-        if len(kernels) != 1:
+        found = {id(form.kernel(kv_cache_spec.block_size)): form for form in (layer.impl.format for layer in layers.values())}
+        if len(found) != 1:
             raise formats.refused("layers of several formats that share their pages", "they would need plans of their own")
-        self.page = kv_cache_spec.block_size
+        form = next(iter(found.values()))
+        self.page, self.arrival = kv_cache_spec.block_size, form.arrival
         captured = getattr(vllm_config.compilation_config, "max_cudagraph_capture_size", None) or 0
         rows = max(vllm_config.scheduler_config.max_num_seqs, captured)
         longest = -(-vllm_config.model_config.max_model_len // self.page) * self.page
-        self.calls = PagedCalls(next(iter(kernels.values())), rows, longest, device)
+        self.calls = PagedCalls(form.kernel(self.page), rows, longest, device)
         self._numbers = torch.zeros(4, rows, dtype=torch.int32, device=device)
         self._places = versions.places(vllm_config)
 
@@ -139,26 +147,31 @@ class KvgenBuilder(AttentionMetadataBuilder[KvgenMetadata]):
         starts = meta.query_start_loc_cpu[: rows + 1].tolist()
         bound = getattr(meta, "seq_lens_cpu_upper_bound", None)
         bounds = ([meta.max_seq_len] * rows) if bound is None else bound[:rows].tolist()
-        computed = [bound - end + start for bound, start, end in zip(bounds, starts, starts[1:], strict=False)]
-        slots = versions.slots_of(meta, computed, self.page, self._places, self._places)
+        lengths, before, counts, places = (numbers[:rows] for numbers in self._numbers)
+        lengths.copy_(meta.seq_lens[:rows])
+        after = Rows(lengths, meta.block_table_tensor[:rows], places)
+        packed = None
+        if not self.arrival:
+            computed = [bound - end + start for bound, start, end in zip(bounds, starts, starts[1:], strict=False)]
+            slots = versions.slots_of(meta, computed, self.page, self._places, self._places)
+            places.copy_(torch.from_numpy(slots), non_blocking=True)
+            begin = meta.query_start_loc[:rows].long().clamp(max=max(0, len(meta.slot_mapping) - 1))
+            real = meta.slot_mapping[begin] >= 0  # rows of a dummy step are no requests
+            counts.copy_((meta.query_start_loc[1 : rows + 1] - meta.query_start_loc[:rows]) * real)
+            torch.sub(lengths, counts, out=before)
+            packed = counts, Rows(before, after.block_table, places)
         if meta.max_query_len == 1:  # padded rows have no token by the host's count, and one in the graph
             starts = list(range(rows + 1))
-        before, after, counts, places = (numbers[:rows] for numbers in self._numbers)
-        begin = meta.query_start_loc[:rows].long().clamp(max=max(0, len(meta.slot_mapping) - 1))
-        real = meta.slot_mapping[begin] >= 0
-        counts.copy_((meta.query_start_loc[1 : rows + 1] - meta.query_start_loc[:rows]) * real)
-        after.copy_(meta.seq_lens[:rows])
-        torch.sub(after, counts, out=before)
-        places.copy_(torch.from_numpy(slots), non_blocking=True)
-        table = meta.block_table_tensor[:rows]
         self.calls.check()
-        whole = Rows(after, table, places)
-        exact = [end - start > 1 and end - start == bound for start, end, bound in zip(starts, starts[1:], bounds, strict=False)]
+        exact = [
+            not self.arrival and end - start > 1 and end - start == bound
+            for start, end, bound in zip(starts, starts[1:], bounds, strict=False)
+        ]
         parts = list(_parts(exact))
         first, tokens = next(runs_of(starts), (slice(0, 0), 0))  # the decode steps, which vLLM puts first
         planned = 0 < tokens <= self.calls.most_q and not exact[0]
-        plan = self.calls.plan(whole[first], tokens) if planned else None
-        return KvgenMetadata(self.calls, counts, Rows(before, table, places), whole, starts, bounds, parts, plan)
+        plan = self.calls.plan(after[first], tokens) if planned else None
+        return KvgenMetadata(self.calls, meta.slot_mapping, packed, after, starts, bounds, parts, plan)
 
 
 def _parts(exact: Sequence[bool]) -> list[tuple[slice, bool]]:
@@ -221,7 +234,7 @@ class KvgenImpl(AttentionImpl[KvgenMetadata]):
         self._sinks: Tensor | None = None
         self._store: Store | None = None
         kernel = self.format.kernel(self.format.unit)
-        shape = versions.places(config) + 1, *residual_shape(kernel)
+        shape = 1 if self.format.arrival else versions.places(config) + 1, *residual_shape(kernel)
         device = torch.device(config.device_config.device_type)
         # here, so that vLLM's profiling counts them; the last one is for rows that are no request
         self._residuals = torch.zeros(shape, dtype=kernel.dtype, device=device), torch.zeros(shape, dtype=kernel.dtype, device=device)
@@ -248,7 +261,11 @@ class KvgenImpl(AttentionImpl[KvgenMetadata]):
         tokens = m.starts[-1]
         q, k, v = query[:tokens], key[:tokens], value[:tokens]
         out = output.view(-1, self.num_heads, self.head_size)[:tokens]
-        m.calls.pack(k, v, m.counts, store, m.before, m.starts)
+        if m.packed is None:
+            m.calls.write(k, v, store, m.slots[:tokens])
+        else:
+            counts, before = m.packed
+            m.calls.pack(k, v, counts, store, before, m.starts)
         for part, exact in m.parts:
             mine = slice(m.starts[part.start], m.starts[part.stop])
             rows = m.after[part]

@@ -14,7 +14,9 @@ from kvgen.spec import KernelSpec, load_spec
 from kvgen.spec.layers import FULL, SLIDING
 
 PAGE = 128
-"""Pages are multiples of so many tokens: vLLM asks before it knows a layer."""
+"""Tokens of a page, unless the user chooses another number or a format's blocks have more."""
+LEAST_PAGE = 16
+"""Every page is a multiple of so many tokens: vLLM asks before it knows a layer."""
 EXAMPLE = """--additional-config '{"kvgen": {"preset": "saw-int4"}}'"""
 
 
@@ -64,9 +66,15 @@ class Format:
             if attention.get(name) and attention[name] != fact and name != "q_len":
                 raise refused(f"attention.{name} of the format", f"it is {attention[name]}, and {fact} in the model's layers")
         attention |= asdict(layer) | {"q_len": max(layer.q_len, attention.get("q_len") or 1)}
-        cache |= {"layout": "contiguous", "page": None, "rollback": max(rollback, cache.get("rollback") or 0)}
+        chosen = cache.get("quantize")
+        cache |= {"layout": "contiguous", "page": None}
         with _refusing("the format"):
             self._spec = load_spec({"name": "vllm", **given, "attention": attention, "cache": cache})
+            if chosen is None and arrives(self._spec):
+                self._spec = replace(self._spec, cache=replace(self._spec.cache, quantize="arrival", rollback=0))
+            if not self._spec.cache.arrival:  # else any number of tokens may be taken back
+                kept = max(rollback, self._spec.cache.rollback)
+                self._spec = replace(self._spec, cache=replace(self._spec.cache, rollback=kept))
         if hits and self._spec.cache.sink + self._spec.cache.local:
             raise refused(
                 "cache.sink and cache.local beside prefix caching",
@@ -74,7 +82,6 @@ class Format:
             )
         if any(op.scale != "dynamic" for op in (self._spec.key, self._spec.value)):
             raise refused("static scales (key.scale, value.scale)", "they are read from no checkpoint here")
-        self.layer = layer
         self._kernels: dict[int, Any] = {}
 
     def __eq__(self, other: object) -> bool:
@@ -82,34 +89,42 @@ class Format:
 
     __hash__ = None  # type: ignore[assignment]
 
+    @property
+    def arrival(self) -> bool:
+        """Whether every token is quantized when it is written, so that all of a request is in its pages."""
+        return self._spec.cache.arrival
+
     def spec(self, page: int) -> KernelSpec:
         """The spec for pages of so many tokens. Raises UnsupportedError where they do not fit the format."""
         with _refusing(f"pages of {page} tokens"):
             return replace(self._spec, cache=replace(self._spec.cache, layout="paged", page=page))
 
     def kernel(self, page: int) -> Any:
-        """The kernel for pages of so many tokens. Raises UnsupportedError where its blocks are not those of other pages."""
+        """The kernel for pages of so many tokens. Raises UnsupportedError where they do not hold whole blocks."""
         from kvgen.api import get_kernel
 
         if page not in self._kernels:
             self._kernels[page] = get_kernel(self.spec(page))
-        layout, unit = self._kernels[page].layout, self.unit
-        if page % layout.tokens or (page != unit and self.cell != layout.block_bytes // layout.tokens):
-            raise refused(f"pages of {page} tokens", f"the format has blocks of {layout.tokens} tokens: --block-size {unit}")
+        if page % (tokens := self._kernels[page].layout.tokens):
+            raise refused(f"pages of {page} tokens", f"the format has blocks of {tokens} tokens: --block-size {self.unit}")
         return self._kernels[page]
 
     @cached_property
     def unit(self) -> int:
-        """The smallest page."""
+        """A page for what is the same in pages of any size."""
         return lcm(PAGE, *(op.group for op in (self._spec.key, self._spec.value) if op.axis == "channel" and op.group))
 
-    @cached_property
-    def cell(self) -> int:
-        """Bytes of a token of one KV head, K and V. Raises UnsupportedError where that is no whole number."""
-        layout = self.kernel(self.unit).layout
+    def cell(self, page: int) -> int:
+        """Bytes of a token of one KV head, K and V, in pages of so many tokens. Raises UnsupportedError where that is no whole number."""
+        layout = self.kernel(page).layout
         if layout.block_bytes % layout.tokens:
             raise refused("the format", f"a block of {layout.tokens} tokens has {layout.block_bytes} bytes, no whole number for each token")
         return int(layout.block_bytes // layout.tokens)
+
+
+def arrives(spec: KernelSpec) -> bool:
+    """Whether tokens of the format can be quantized as they arrive: none keeps 16 bits for a while, no scale is of several tokens."""
+    return not (spec.cache.sink + spec.cache.local or spec.key.per_channel or spec.value.per_channel)
 
 
 _formats: dict[tuple[int, int, int | None], Format] = {}
@@ -120,9 +135,16 @@ def add(config: Any, layer: Layer) -> Format:
     given = chosen(config, FULL if layer.window is None else SLIDING)
     drafts = getattr(config.speculative_config, "num_speculative_tokens", None) or 0
     made = Format(given, layer, drafts, hits=bool(config.cache_config.enable_prefix_caching))
+    if config.kv_transfer_config is not None and not made.arrival:
+        raise refused("KV connectors", "the format keeps the newest tokens of a request outside of vLLM's pages")
     if _formats.get(layer.key) != made:
         _formats[layer.key] = made  # of another model, if there was one
     return _formats[layer.key]
+
+
+def page() -> int:
+    """Tokens of a page that suit every format, where the user asks for none."""
+    return lcm(PAGE, *(form.unit for form in _formats.values()))
 
 
 def of(spec: Any) -> Format:
@@ -154,5 +176,3 @@ def check(config: Any) -> None:
     parallel = config.parallel_config
     if getattr(parallel, "decode_context_parallel_size", 1) > 1 or getattr(parallel, "prefill_context_parallel_size", 1) > 1:
         raise refused("context parallelism", "a sequence's blocks lie on one device")
-    if config.kv_transfer_config is not None:
-        raise refused("KV connectors", "the newest tokens of a request lie outside of vLLM's pages")
