@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from vllm import LLM, SamplingParams
 
+from kvgen.format.rotation import rotate_back
 from tests.vllm.conftest import VOCABULARY, write_model
 
 PLAIN = {"key": {"bits": 16}, "value": {"bits": 16}, "cache": {"quantize": "block"}}
@@ -102,7 +103,7 @@ def compare(layer: Any, query: Tensor, key: Tensor, value: Tensor, m: Any, outpu
             if not exact:
                 k, v = (torch.zeros(1, length, *key.shape[1:], dtype=key.dtype) for _ in range(2))
                 kernel._distinct[0].module.unpack(*m.after[b : b + 1].over(store), k, v)
-                k, v = k[0], v[0]
+                k, v = (x[0] if turn is None else rotate_back(x[0], turn) for x, turn in zip((k, v), kernel.layout.rotations, strict=True))
             past = length - (mine.stop - mine.start)
             scores = torch.einsum("qhd,khd->hqk", query[mine].double(), k.double().repeat_interleave(query.shape[1] // k.shape[1], 1))
             token, position = torch.arange(length), torch.arange(past, length)[:, None]
