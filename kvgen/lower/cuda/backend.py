@@ -226,8 +226,6 @@ def _refusals(spec: KernelSpec) -> Iterator[str]:
     for name, quant in (("key", key), ("value", value)):
         if quant.static and codec_of(quant).coarse:
             yield f"{name}.scale ({quant.scale}) for {codec_of(quant).label}, whose codes need a scale for few numbers"
-        if quant.static and spec.cache.arrival:
-            yield f"{name}.scale ({quant.scale}) with cache.quantize arrival: single tokens are written with scales of their own"
     together = f"is no multiple of {WHOLE_PAGE} tokens, whose codes share words in a 2-bit K"
     if boost > 0 and key.group % WHOLE_PAGE:
         yield f"key.boost with a key.group ({key.group}) that {together}, is not built"

@@ -78,6 +78,7 @@ extern "C" void write_tokens(bool backwards, void* const* tensors, const int64_t
   args.outer_stride_bytes = numbers[0], args.head_stride_bytes = numbers[1];
   args.k = {{tensors[1], 0, numbers[2], numbers[3]}}, args.v = {{tensors[2], 0, numbers[4], numbers[5]}};
   args.tokens = numbers[6], args.kv_heads = numbers[7], args.blocks = numbers[8], args.places = numbers[9];
+  args.scales = static_cast<const float*>(tensors[4]);
   write_slots<Format_>(args);
 }}
 """
@@ -124,7 +125,7 @@ class Emulated:
         outer, heads, blocks, _ = cache.packed.shape
         numbers = [*cache.packed.stride()[:2], *k.stride()[:2], *v.stride()[:2], len(slots), heads, blocks]
         numbers.append(outer * blocks * self._variant[0].tokens)
-        pointers = [x.data_ptr() for x in (cache.packed, k, v, slots)]
+        pointers = [None if x is None else x.data_ptr() for x in (cache.packed, k, v, slots, cache.scales)]
         self.library(cache.block_table is not None).write_tokens(
             ctypes.c_bool(backwards), (ctypes.c_void_p * len(pointers))(*pointers), (ctypes.c_int64 * len(numbers))(*numbers)
         )

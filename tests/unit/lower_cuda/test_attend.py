@@ -73,6 +73,7 @@ CASES: dict[str, tuple[int, dict[str, Value]]] = {
     # tokens that are quantized as they arrive
     "k4v4:token:h8/2:krot128:vrot32u:arrival": (128, {"kv_tile": 128}),
     "k4v2:token:page16:h4/2:d64:q3:bf16:arrival": (16, {"kv_tile": 64, "tiles_in_flight": 2}),
+    "k4ve4m3:kscale-channel:vscale-head:bf16:h8/2:d64:page32:q2:arrival": (32, {"kv_tile": 64}),
     "k16v16:page32:h16/2:d64:window100:cap20:sinks:arrival": (32, {"kv_tile": 32, "reduction": "cluster2"}),
     # unquantized tokens and learned sinks
     "k2v2:h8/2:d64:kg64:vg64:boost1/4:sink32:local128:page128": (64, {}),

@@ -129,7 +129,7 @@ def test_packing_in_pieces_gives_the_bytes_of_the_reference(name: str, paged: bo
             assert torch.equal(residual[b, :, : length % n], x[b, full * n : length].transpose(0, 1))
 
 
-@pytest.mark.parametrize("words", ["k2v2:token:d112:kg16:vg16", "k8v16:token:bf16:d64"])
+@pytest.mark.parametrize("words", ["k2v2:token:d112:kg16:vg16", "k8v16:token:bf16:d64", "k4ve4m3:kscale-channel:vscale-head:d80"])
 def test_tokens_are_written_as_they_arrive(words: str, tmp_path: Path) -> None:
     """In pieces, and to slots in any order: the reference's numbers in the bits of the tokens, and nothing in others."""
     spec = spec_of(f"{words}:arrival")
@@ -140,12 +140,12 @@ def test_tokens_are_written_as_they_arrive(words: str, tmp_path: Path) -> None:
     table = torch.randperm(2 * batch, generator=torch.Generator().manual_seed(1)).int().reshape(batch, 2)
     memory = torch.full((2 * batch, HEADS, 2, layout.block_bytes), 0xA5, dtype=torch.uint8)
     nothing = torch.zeros(batch, HEADS, 0, layout.head_dim, dtype=dtype)
-    held = Cache(memory.clone(), nothing, nothing, torch.zeros(batch, dtype=torch.int32), table)
+    held = Cache(memory.clone(), nothing, nothing, torch.zeros(batch, dtype=torch.int32), table, scales=trial_scales(spec))
     done = [0] * batch
     for at, piece in enumerate([[n // 2, 0, 2 * n], [n // 2 - 1, 3, 5], [0, 0, 0], [n + 2, n - 2, n - 5], [2, 1, 0], [1, 1, 1]]):
         append(module, held, (k, v), done, piece, backwards=at % 2 == 0)
         assert held.lengths.tolist() == done
-    right = pack_blocks(layout, *(to_blocks(x, n) for x in (k, v)))
+    right = pack_blocks(layout, *(to_blocks(x, n) for x in (k, v)), of_heads(held))
     mine = token_bits(layout, torch.arange(4 * n).view(4, n) < torch.tensor(done).view(batch, 1, 1)).unsqueeze(1)
     every = token_bits(layout, torch.ones(n, dtype=torch.bool))  # words may have room for more channels
     for b in range(batch):
@@ -155,7 +155,7 @@ def test_tokens_are_written_as_they_arrive(words: str, tmp_path: Path) -> None:
     slots = [int(table[b, at // (2 * n)]) * 2 * n + at % (2 * n) for b, at in order]
     where = torch.tensor(order).T
     rows = [torch.cat([x[where[0], where[1]], torch.full_like(x[0, :1], torch.nan)]) for x in (k, v)]
-    other = Cache(memory.clone(), nothing, nothing, held.lengths, table)
+    other = Cache(memory.clone(), nothing, nothing, held.lengths, table, scales=held.scales)
     module.write(other, rows[0], rows[1], torch.tensor([*slots, -1]), backwards=True)
     assert torch.equal(other.packed & every, held.packed & every)
 

@@ -113,7 +113,7 @@ struct Exports {
     a.k = {call.k.data, 0, call.k.stride[0], call.k.stride[1]}, a.v = {call.v.data, 0, call.v.stride[0], call.v.stride[1]};
     a.slots = call.slots.as<int64_t>(), a.tokens = ffi::to_int(call.function, "the number of tokens", call.slots.size[0]);
     a.kv_heads = Shape::kKvHeads, a.blocks = static_cast<int>(call.packed.size[2]);
-    a.places = call.packed.size[0] * call.packed.size[2] * Format::kTokens;
+    a.places = call.packed.size[0] * call.packed.size[2] * Format::kTokens, a.scales = call.scales.as<float>();
     on.check(launch_write<Format>(a, on.stream));
   }
 

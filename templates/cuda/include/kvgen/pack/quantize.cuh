@@ -174,31 +174,6 @@ __device__ __forceinline__ void pack_by_channel(Row&& row, uint8_t* block, const
   }
 }
 
-// Packs K or V per token or not quantized: each warp packs whole tiles.
-template <class Format, Which kWhich, int kThreads, class Row>
-__device__ __forceinline__ void pack_by_token(Row&& row, uint8_t* block) {
-  using Places = kvgen::Places<Format, kWhich>;
-  using Element = typename Format::Element;
-  using Quant = typename Places::Quant;
-  constexpr int kRuns = Places::Runs::kCount;
-  constexpr int kGroupRuns = Quant::Codec::kQuantized ? kRuns * Quant::kGroup / Format::kHeadDim : greatest_common_divisor(2, kRuns);
-  using Group = LaneVectors<Places, Element, kGroupRuns>;
-  constexpr int kChunk = Group::kInRegisters ? kGroupRuns : greatest_common_divisor(chunk_runs<Places>(), kGroupRuns);
-#pragma unroll 1
-  for (int token = threadIdx.x / 32 * Places::kTileTokens; token < Format::kTokens; token += kThreads / 32 * Places::kTileTokens) {
-#pragma unroll 1
-    for (int start = 0; start < kRuns; start += kGroupRuns) {
-      const Group vectors(row, token, start);
-      TokenCoder<Places, Element> scalers[Places::kLaneRows];
-      if constexpr (Quant::Codec::kQuantized) token_scalers(vectors, token, start, block, scalers, WholeTile{});
-#pragma unroll 1
-      for (int x = 0; x < kGroupRuns; x += kChunk)
-        pack_chunk<Places, Element, kChunk>([&](int lane_row, int i) { return vectors(lane_row, (Group::kInRegisters ? 0 : x) + i); },
-                                            token, start + x, block, [&](int lane_row, int) { return scalers[lane_row]; });
-    }
-  }
-}
-
 // Static scales: what saturates is clamped before it is encoded, as encoding expects no more than the largest code. In place of a zero the
 // coder has the largest magnitude.
 template <class Codec_>
@@ -226,21 +201,49 @@ struct StaticScalers {
   __device__ __forceinline__ Scaler scaler(int i) const { return {zero(i), scale(i), inverse(i)}; }
 };
 
-// Packs K or V with static scales. The warps distribute (tile, chunk) pairs.
-template <class Format, Which kWhich, int kThreads, class Row>
-__device__ __forceinline__ void pack_static(Row&& row, uint8_t* block, const float* scales) {
-  using Places = StaticPlaces<kvgen::Places<Format, kWhich>>;
+// Packs a tile of K or V that has no params per channel, by one warp: all of its tokens, or some. `scales` are the head's static ones.
+template <class Format, Which kWhich, class Row, class Part = WholeTile>
+__device__ __forceinline__ void pack_tile(Row&& row, int token, uint8_t* block, const float* scales, Part part = {}) {
   using Element = typename Format::Element;
-  using Runs = typename Places::Runs;
-  constexpr int kChunk = greatest_common_divisor(2, Runs::kCount), kChunks = Runs::kCount / kChunk;
+  using Quant = typename Places<Format, kWhich>::Quant;
+  if constexpr (kStatic<Quant>) {
+    using Places = StaticPlaces<kvgen::Places<Format, kWhich>>;
+    using Runs = typename Places::Runs;
+    constexpr int kChunk = greatest_common_divisor(2, Runs::kCount);
 #pragma unroll 1
-  for (int item = threadIdx.x / 32; item < Format::kTokens / Places::kTileTokens * kChunks; item += kThreads / 32) {
-    const int token = item / kChunks * Places::kTileTokens, x = item % kChunks * kChunk;
-    const LaneVectors<Places, Element, kChunk> vectors(row, token, x);
-    pack_chunk<Places, Element, kChunk>(vectors, token, x, block, [&](int, int i) {
-      return StaticScalers<typename Places::Codec>{scales + Runs::lane_channel(x + i, threadIdx.x % 4), Runs::is_half(x + i)};
-    });
+    for (int x = 0; x < Runs::kCount; x += kChunk)
+      pack_chunk<Places, Element, kChunk>(
+          LaneVectors<Places, Element, kChunk>(row, token, x), token, x, block,
+          [&](int, int i) {
+            return StaticScalers<typename Places::Codec>{scales + Runs::lane_channel(x + i, threadIdx.x % 4), Runs::is_half(x + i)};
+          },
+          part);
+  } else {
+    using Places = kvgen::Places<Format, kWhich>;
+    constexpr int kRuns = Places::Runs::kCount;
+    constexpr int kGroupRuns = Quant::Codec::kQuantized ? kRuns * Quant::kGroup / Format::kHeadDim : greatest_common_divisor(2, kRuns);
+    using Group = LaneVectors<Places, Element, kGroupRuns>;
+    constexpr int kChunk = Group::kInRegisters ? kGroupRuns : greatest_common_divisor(chunk_runs<Places>(), kGroupRuns);
+#pragma unroll 1
+    for (int start = 0; start < kRuns; start += kGroupRuns) {
+      const Group vectors(row, token, start);
+      TokenCoder<Places, Element> scalers[Places::kLaneRows];
+      if constexpr (Quant::Codec::kQuantized) token_scalers(vectors, token, start, block, scalers, part);
+#pragma unroll 1
+      for (int x = 0; x < kGroupRuns; x += kChunk)
+        pack_chunk<Places, Element, kChunk>([&](int lane_row, int i) { return vectors(lane_row, (Group::kInRegisters ? 0 : x) + i); },
+                                            token, start + x, block, [&](int lane_row, int) { return scalers[lane_row]; }, part);
+    }
   }
+}
+
+// Packs K or V without params per channel: each warp packs whole tiles.
+template <class Format, Which kWhich, int kThreads, class Row>
+__device__ __forceinline__ void pack_tiles(Row&& row, uint8_t* block, const float* scales) {
+  constexpr int kTile = Places<Format, kWhich>::kTileTokens;
+#pragma unroll 1
+  for (int token = threadIdx.x / 32 * kTile; token < Format::kTokens; token += kThreads / 32 * kTile)
+    pack_tile<Format, kWhich>(row, token, block, scales);
 }
 
 template <class Format, Which kWhich, int kThreads, class Row>
@@ -257,10 +260,8 @@ __device__ __forceinline__ void pack_operand(Row&& row, uint8_t* block, uint8_t*
       __syncthreads();
       pack_boosted<Format, kThreads>(row, block, smem);
     }
-  } else if constexpr (kStatic<typename Places<Format, kWhich>::Quant>) {
-    pack_static<Format, kWhich, kThreads>(row, block, scales);
   } else {
-    pack_by_token<Format, kWhich, kThreads>(row, block);
+    pack_tiles<Format, kWhich, kThreads>(row, block, scales);
   }
 }
 

@@ -22,8 +22,9 @@ struct WriteArgs {
   Rows k, v;  // of one sequence
   const int64_t* slots = nullptr;
   int tokens = 0, kv_heads = 0;
-  int blocks = 0;      // of a sequence or page
-  int64_t places = 0;  // tokens that `packed` holds
+  int blocks = 0;                 // of a sequence or page
+  int64_t places = 0;             // tokens that `packed` holds
+  const float* scales = nullptr;  // as in AttendArgs
 };
 
 namespace packing {
@@ -38,54 +39,33 @@ using RotatedTokens =
     typename Format::Element[kRotated<typename Format::Key> || kRotated<typename Format::Value> ? kWrittenTokens<Format> * Format::kHeadDim
                                                                                                 : 8];
 
-// Packs a tile of K or V, by one warp: all of its tokens, or some.
-template <class Format, Which kWhich, class Row, class Part>
-__device__ __forceinline__ void pack_tile(Row&& row, int token, uint8_t* block, Part part) {
-  using Places = kvgen::Places<Format, kWhich>;
-  using Element = typename Format::Element;
-  using Quant = typename Places::Quant;
-  constexpr int kRuns = Places::Runs::kCount;
-  constexpr int kGroupRuns = Quant::Codec::kQuantized ? kRuns * Quant::kGroup / Format::kHeadDim : greatest_common_divisor(2, kRuns);
-  using Group = LaneVectors<Places, Element, kGroupRuns>;
-  constexpr int kChunk = Group::kInRegisters ? kGroupRuns : greatest_common_divisor(chunk_runs<Places>(), kGroupRuns);
-#pragma unroll 1
-  for (int start = 0; start < kRuns; start += kGroupRuns) {
-    const Group vectors(row, token, start);
-    TokenCoder<Places, Element> scalers[Places::kLaneRows];
-    if constexpr (Quant::Codec::kQuantized) token_scalers(vectors, token, start, block, scalers, part);
-#pragma unroll 1
-    for (int x = 0; x < kGroupRuns; x += kChunk)
-      pack_chunk<Places, Element, kChunk>([&](int lane_row, int i) { return vectors(lane_row, (Group::kInRegisters ? 0 : x) + i); }, token,
-                                          start + x, block, [&](int lane_row, int) { return scalers[lane_row]; }, part);
-  }
-}
-
 // Writes K or V of tokens [from, to) of a block, by one warp, as `row` gives them. Lanes of other tokens repeat one of these.
 template <class Format, Which kWhich, class Row>
-__device__ __forceinline__ void write_rows(Row&& row, int from, int to, uint8_t* block) {
+__device__ __forceinline__ void write_rows(Row&& row, int from, int to, uint8_t* block, const float* scales) {
   constexpr int kTile = Places<Format, kWhich>::kTileTokens;
   const auto near = [&](int token) { return row(min(max(token, from), to - 1)); };
 #pragma unroll 1
   for (int token = from / kTile * kTile; token < to; token += kTile) {
     if (from <= token && token + kTile <= to)
-      pack_tile<Format, kWhich>(near, token, block, WholeTile{});
+      pack_tile<Format, kWhich>(near, token, block, scales);
     else
-      pack_tile<Format, kWhich>(near, token, block, PartOfTile{from, to});
+      pack_tile<Format, kWhich>(near, token, block, scales, PartOfTile{from, to});
   }
 }
 
 // The same of tokens as the caller gives them.
 template <class Format, Which kWhich, class Row>
-__device__ __forceinline__ void write_operand(Row&& row, int from, int to, uint8_t* block, RotatedTokens<Format>& rotated) {
+__device__ __forceinline__ void write_operand(Row&& row, int from, int to, uint8_t* block, const float* scales,
+                                              RotatedTokens<Format>& rotated) {
   using Quant = typename Places<Format, kWhich>::Quant;
   if constexpr (kRotated<Quant>) {
     const auto staged = [&](int i) { return rotated + i * Format::kHeadDim; };
     __syncwarp();  // the rows of K are written
     copy_rotated<Quant, Format::kHeadDim, 32>(to - from, 0, [&](int i) { return row(from + i); }, staged);
     __syncwarp();
-    write_rows<Format, kWhich>([&](int token) -> const typename Format::Element* { return staged(token - from); }, from, to, block);
+    write_rows<Format, kWhich>([&](int token) -> const typename Format::Element* { return staged(token - from); }, from, to, block, scales);
   } else {
-    write_rows<Format, kWhich>(row, from, to, block);
+    write_rows<Format, kWhich>(row, from, to, block, scales);
   }
 }
 
@@ -113,9 +93,10 @@ __global__ void __launch_bounds__(32) append_kernel(const AppendArgs args) {
   const auto rows = [&](const Rows& given) {
     return [&](int token) -> const Element* { return given.row<const Element>(sequence, start + token - length, head); };
   };
+  const auto scales = StaticScales::of<Format>(pack.scales, cache.kv_heads, head);
   __shared__ __align__(16) RotatedTokens<Format> rotated;
-  write_operand<Format, Which::key>(rows(pack.k), from, to, bytes, rotated);
-  write_operand<Format, Which::value>(rows(pack.v), from, to, bytes, rotated);
+  write_operand<Format, Which::key>(rows(pack.k), from, to, bytes, scales.key, rotated);
+  write_operand<Format, Which::value>(rows(pack.v), from, to, bytes, scales.value, rotated);
 }
 
 // One warp per (head, token). The first token of a run of neighbouring slots within kWrittenTokens writes them all.
@@ -137,9 +118,10 @@ __global__ void __launch_bounds__(32) write_kernel(const WriteArgs args) {
   const auto rows = [&](const Rows& given) {
     return [&](int token) -> const Element* { return given.row<const Element>(0, first + token - from, head); };
   };
+  const auto scales = StaticScales::of<Format>(args.scales, args.kv_heads, head);
   __shared__ __align__(16) RotatedTokens<Format> rotated;
-  write_operand<Format, Which::key>(rows(args.k), from, from + count, bytes, rotated);
-  write_operand<Format, Which::value>(rows(args.v), from, from + count, bytes, rotated);
+  write_operand<Format, Which::key>(rows(args.k), from, from + count, bytes, scales.key, rotated);
+  write_operand<Format, Which::value>(rows(args.v), from, from + count, bytes, scales.value, rotated);
 }
 
 }  // namespace packing
@@ -159,6 +141,7 @@ cudaError_t launch_append(const AttendArgs& step, cudaStream_t stream, bool over
   AppendArgs args;
   args.pack.cache = step.cache, args.pack.k = step.k_new, args.pack.v = step.v_new, args.pack.tokens = step.q_len;
   args.pack.limit = step.limit, args.pack.overflow = step.overflow, args.empty = step.plan;
+  args.pack.scales = step.scales;
   return launch_append<Format>(args, stream, overlap);
 }
 
