@@ -71,6 +71,7 @@ FORMATS = {
     "mxfp4": "kmxfp4vmxfp4",
     "int8, static per channel": "k8v8:sym:vchannel:kscale-channel:vscale-channel",
     "e4m3, static per tensor": "ke4m3ve4m3:kscale-tensor:vscale-tensor",
+    "int8, static per channel, on arrival": "k8v8:sym:vchannel:kscale-channel:vscale-channel:page16:arrival",
     "int4, on arrival": "k4v4:token:page16:arrival",
 }
 CASES = COMPARED | {name: (words, PLAIN) for name, words in FORMATS.items()}

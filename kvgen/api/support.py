@@ -63,6 +63,10 @@ FEATURES: dict[str, dict[str, Any]] = {
     "largest groups per channel (512 tokens)": _with(key={"group": 512}),
     "symmetric": _with(key={"zero": False}, value={"zero": False}),
     "static scales, given with the cache": _both(bits=8, scale="head", zero=False),
+    "static scales per channel, tokens quantized as they arrive": {
+        **_both(bits=8, scale="channel", zero=False),
+        "cache": {"quantize": "arrival"},
+    },
     "bfloat16": _with({"dtype": "bfloat16"}),
     "float32": _with({"dtype": "float32"}),
     "head_dim 64": _with({"head_dim": 64}, value={"group": 64}),

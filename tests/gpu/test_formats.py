@@ -16,6 +16,8 @@ FORMATS = (
     "ke4m3ve4m3:token:kg16:vg80:d80:h5/1", "ke4m3ve4m3:h32/2:q4:sinks:bf16", "ke4m3v2:token:page16:q3",
     "k4v4:token:arrival:bf16", "k4v4:token:krot128:vrot64:arrival",
     "k2v8:token:page16:q4:kg32:vg32:arrival", "k16v16:window300:sinks:page64:arrival", "ke4m3v16:token:arrival:d64",
+    "k8v8:kscale-channel:vscale-channel:page16:arrival", "k4v4:kscale-channel:vscale-head:arrival:q4:d64",
+    "ke4m3ve5m2:kscale-tensor:vscale-channel:bf16:page64:arrival", "k8v4:kscale-head:krot16:d80:arrival",
     "ke4m3ve4m3:token:sink32:local128:rollback8:d64", "ke4m3ve4m3:window300:cap20:kg32", "ke5m2v16:d256",
     "knvfp4vnvfp4", "kmxfp4vmxfp4:bf16", "knvfp4vmxfp4:page16:d64:q3", "kmxfp4v4", "ke4m3vnvfp4:h32/2:d80", "k4vmxfp4:kg32:h5/1:d96",
     "knvfp4vmxfp4:sink32:local128:rollback8:q4", "kmxfp4vnvfp4:window300:cap20:d256",
@@ -93,6 +95,7 @@ OLDER = tuple(
         ("k8v8:vchannel:sym", "default"), ("k2v2:kg16:vchannel:vg16", "default"), ("k16v16:d256", "default"),
         ("ke4m3ve4m3:token", "default"), ("ke4m3ve5m2:vchannel:kg32", "default"), ("knvfp4vmxfp4", "default"),
         ("k8v8:kscale-channel:vscale-channel", "default"), ("ke4m3ve4m3:kscale-tensor:vscale-head", "default"),
+        ("ke4m3v4:kscale-channel:vscale-tensor:page16:arrival", "default"),
         ("k4v4:d512:h8/2", "default"), ("k8v8:d512:token:h8/2", "default"),
     )
 )  # fmt: skip
