@@ -244,6 +244,19 @@ class PagedCalls:
         extend.attend(call, extend.aligned(k).unsqueeze(0), extend.aligned(v).unsqueeze(0), lengths, (0, False))
         return True
 
+    def dequantized(self, store: Store, row: Rows, heads: slice, room: int) -> tuple[Tensor, Tensor]:
+        """K and V of some KV heads of one row, [1, room, heads, head_dim], rotated where the format rotates; `room` is no less than its
+        length, behind which anything may be.
+        """
+        like, dim = store.k_residual, self.kernel.layout.head_dim
+        shape = 2, 1, heads.stop - heads.start, room, dim  # the tokens of a head lie together
+        k, v = torch.empty(shape, dtype=like.dtype, device=like.device).transpose(2, 3)
+        slots = None if row.slots is None else row.slots.long()
+        residuals = (x[:, heads] if slots is None else x[slots][:, heads] for x in (store.k_residual, store.v_residual))
+        scales = None if store.scales is None else store.scales[:, heads].contiguous()
+        self.kernel._distinct[0].module.unpack(store.packed[:, heads], *residuals, row.lengths, row.block_table, None, scales, k, v)
+        return k, v
+
     # --- one call of a module --------------------------------------------------------------------------------------------
 
     def _planned(self, plan: StepPlan | None, batch: int, q_len: int, *, append: bool) -> StepPlan | None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from vllm import LLM, SamplingParams
 
 from kvgen.format.rotation import rotate_back
+from kvgen.integrations.vllm import versions
 from tests.vllm.conftest import VOCABULARY, write_model
 
 PLAIN = {"key": {"bits": 16}, "value": {"bits": 16}, "cache": {"quantize": "block"}}
@@ -169,3 +170,27 @@ def test_a_sliding_window(tmp_path_factory: pytest.TempPathFactory, watched: Wat
     found, _ = generate(engine(mistral, PLAIN, **how), PROMPTS)
     same(found, generate(engine(mistral, None, **how), PROMPTS)[0], limit=1e-3)
     assert watched.rows["cached"] > 0
+
+
+@pytest.mark.parametrize("form", [INT4, SAW], ids=["int4", "saw"])
+def test_prompts_by_another_attention_over_the_same_tokens(
+    model: Path, form: Any, watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As vLLM's FlashAttention computes them on a GPU: here by torch, of one row at a time."""
+    rows: list[int] = []
+
+    def attend(
+        q: Tensor, k: Tensor, v: Tensor, _: int, starts: Tensor, bound: int, spans: Tensor, *, softmax_scale: float, out: Tensor, **mask: Any
+    ) -> None:
+        assert mask == {"causal": True, "window_size": [-1, -1], "softcap": 0.0} and bound >= (spans[1:] - spans[:-1]).max()
+        for first, last, begin, end in zip(starts, starts[1:], spans, spans[1:], strict=False):
+            hidden = torch.ones(last - first, end - begin, dtype=torch.bool).triu(end - begin - (last - first) + 1)
+            heads = [x.transpose(0, 1) for x in (q[first:last], k[begin:end], v[begin:end])]
+            found = torch.nn.functional.scaled_dot_product_attention(*heads, attn_mask=~hidden, scale=softmax_scale, enable_gqa=True)
+            out[first:last] = found.transpose(0, 1)
+        rows.append(len(starts) - 1)
+
+    monkeypatch.setattr(versions, "flash_attention", lambda *_: attend)
+    llm = engine(model, form, max_num_batched_tokens=400)
+    generate(llm, [*PROMPTS, PROMPTS[3][:270] + PROMPTS[2]], 4)
+    assert watched.rows["cached"] > 40 and max(rows) == (2 if form is INT4 else 1)

@@ -30,6 +30,7 @@ from vllm.v1.attention.backend import (
 )
 
 from kvgen.integrations.vllm import formats, versions
+from kvgen.integrations.vllm.prompts import Prompts
 from kvgen.runtime.paged import PagedCalls, Rows, StepPlan, Store, residual_shape, runs_of
 
 DTYPES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
@@ -116,8 +117,14 @@ class KvgenMetadata(AttentionMetadata):
     starts: Sequence[int]
     bounds: Sequence[int]
     parts: Sequence[tuple[slice, bool]]
-    """Neighbouring rows, and whether they are one request whose first tokens all are in this step."""
+    """Neighbouring rows, and whether all tokens of each are in this step, and K and V of it shall be read as they are."""
     plan: StepPlan | None
+    prompts: Prompts | None
+    """What computes rows of more tokens than a kernel takes; None where `calls` do."""
+    given: Tensor
+    """int32 [rows + 1]: where the tokens of each row begin."""
+    spans: Tensor
+    """int32 [2, rows, 2]: 0 and the number of each row's new tokens, 0 and that of all."""
 
 
 class KvgenBuilder(AttentionMetadataBuilder[KvgenMetadata]):
@@ -139,6 +146,9 @@ class KvgenBuilder(AttentionMetadataBuilder[KvgenMetadata]):
         longest = -(-vllm_config.model_config.max_model_len // self.page) * self.page
         self.calls = PagedCalls(form.kernel(self.page), rows, longest, device)
         self._numbers = torch.zeros(4, rows, dtype=torch.int32, device=device)
+        self._spans = torch.zeros(2, rows, 2, dtype=torch.int32, device=device)
+        flash = versions.flash_attention(form.layer, device)
+        self._prompts = None if flash is None else Prompts(self.calls, flash)
         self._places = versions.places(vllm_config)
 
     def build(self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False) -> KvgenMetadata:
@@ -171,18 +181,19 @@ class KvgenBuilder(AttentionMetadataBuilder[KvgenMetadata]):
         first, tokens = next(runs_of(starts), (slice(0, 0), 0))  # the decode steps, which vLLM puts first
         planned = 0 < tokens <= self.calls.most_q and not exact[0]
         plan = self.calls.plan(after[first], tokens) if planned else None
-        return KvgenMetadata(self.calls, meta.slot_mapping, packed, after, starts, bounds, parts, plan)
+        spans = self._spans[:, :rows]
+        if self._prompts is not None and meta.max_query_len > self.calls.most_q:
+            torch.sub(meta.query_start_loc[1 : rows + 1], meta.query_start_loc[:rows], out=spans[0, :, 1])
+            spans[1, :, 1] = lengths
+        return KvgenMetadata(
+            self.calls, meta.slot_mapping, packed, after, starts, bounds, parts, plan, self._prompts, meta.query_start_loc, spans
+        )
 
 
 def _parts(exact: Sequence[bool]) -> list[tuple[slice, bool]]:
-    """Neighbouring rows that read the cache, and each of the others."""
-    parts: list[tuple[slice, bool]] = []
-    for b, alone in enumerate(exact):
-        if not alone and parts and not parts[-1][1]:
-            parts[-1] = slice(parts[-1][0].start, b + 1), False
-        else:
-            parts.append((slice(b, b + 1), alone))
-    return parts
+    """Neighbouring rows that read the cache, and those that do not."""
+    ends = [b for b in range(1, len(exact)) if exact[b] != exact[b - 1]]
+    return [(slice(a, b), exact[a]) for a, b in zip([0, *ends], [*ends, len(exact)], strict=True) if b > a]
 
 
 class KvgenImpl(AttentionImpl[KvgenMetadata]):
@@ -267,13 +278,38 @@ class KvgenImpl(AttentionImpl[KvgenMetadata]):
             counts, before = m.packed
             m.calls.pack(k, v, counts, store, before, m.starts)
         for part, exact in m.parts:
-            mine = slice(m.starts[part.start], m.starts[part.stop])
-            rows = m.after[part]
-            if exact and m.calls.prompt(q[mine], k[mine], v[mine], out[mine], rows.lengths, scale=self.scale, sinks=self._sinks):
-                continue
-            starts = [at - mine.start for at in m.starts[part.start : part.stop + 1]]
-            m.calls.attend(q[mine], out[mine], store, rows, starts, scale=self.scale, sinks=self._sinks, plan=m.plan, bounds=m.bounds[part])
+            (self._own if exact else self._cached)(q, k, v, out, store, m, part)
         return output
+
+    def _own(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, store: Store, m: KvgenMetadata, part: slice) -> None:
+        """Attend with rows whose tokens are all in this step."""
+        first, last = m.starts[part.start], m.starts[part.stop]
+        if m.prompts is not None:
+            starts = m.given[part.start : part.stop + 1] - first
+            mine = slice(first, last)
+            m.prompts.own(q[mine], k[mine], v[mine], out[mine], starts, max(m.bounds[part]), self.scale)
+            return
+        for b in range(part.start, part.stop):
+            mine, row = slice(m.starts[b], m.starts[b + 1]), m.after[b : b + 1]
+            if not m.calls.prompt(q[mine], k[mine], v[mine], out[mine], row.lengths, scale=self.scale, sinks=self._sinks):
+                self._cached(q, k, v, out, store, m, slice(b, b + 1))
+
+    def _cached(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, store: Store, m: KvgenMetadata, part: slice) -> None:
+        """Attend with rows over what the cache holds."""
+        starts = m.starts[part.start : part.stop + 1]
+        for rows, tokens in runs_of(starts) if m.prompts is not None else [(slice(0, len(starts) - 1), 0)]:
+            own = slice(part.start + rows.start, part.start + rows.stop)
+            if m.prompts is not None and tokens > m.calls.most_q:
+                for b in range(own.start, own.stop):
+                    mine = slice(m.starts[b], m.starts[b + 1])
+                    m.prompts.cached(q[mine], out[mine], store, m.after[b : b + 1], m.spans[:, b], m.bounds[b], self.scale)
+                continue
+            first, last = m.starts[own.start], m.starts[own.stop]
+            counts = [at - first for at in m.starts[own.start : own.stop + 1]]
+            m.calls.attend(
+                q[first:last], out[first:last], store, m.after[own], counts, scale=self.scale, sinks=self._sinks, plan=m.plan,
+                bounds=m.bounds[own],
+            )  # fmt: skip
 
     def _bound(self, kv_cache: Tensor, calls: PagedCalls) -> Store:
         """vLLM's pages of the layer, and its residuals."""

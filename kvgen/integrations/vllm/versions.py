@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import numpy as np
 import torch
 
-from kvgen.integrations.vllm.formats import refused
+from kvgen.integrations.vllm.formats import Layer, refused
 from kvgen.integrations.vllm.slots import RequestSlots
 
+FLASH_CHANNELS = 256
+"""Channels per head, at most, of vLLM's FlashAttention."""
 WRAPPED = "_kvgen"
 """What a function that replaces one of vLLM's is marked by."""
 _runner: Any = None
@@ -90,6 +92,19 @@ def layouts() -> Any:
     from vllm.v1.kv_cache_interface import KVCacheLayout
 
     return (KVCacheLayout.LBHNC,)
+
+
+def flash_attention(layer: Layer, device: torch.device) -> Any:
+    """vLLM's FlashAttention for the layer's heads; None where it has none: on a CPU, in float32, for wide heads, with learned sinks."""
+    if device.type != "cuda" or layer.dtype == "float32" or layer.head_dim > FLASH_CHANNELS or layer.head_dim % 8 or layer.sinks:
+        return None
+    try:
+        from vllm.v1.attention.backends.fa_utils import flash_attn_varlen_func, get_flash_attn_version
+
+        version = get_flash_attn_version(head_size=layer.head_dim)
+    except ImportError:
+        return None
+    return None if version is None else partial(flash_attn_varlen_func, fa_version=version)
 
 
 # --- the places of requests ------------------------------------------------------------------------------------------------
