@@ -1,0 +1,397 @@
+"""Decoding inside vLLM: milliseconds per step, prefill and the largest batch, of its own FlashAttention and of kvgen's formats.
+
+    python benchmarks/vllm_steps.py                                   # Llama-3.1-8B's shape, random weights in bf16, on one GPU
+    python benchmarks/vllm_steps.py --engines auto,fp8,saw-int4 --cases 8x32600 --compile
+    python benchmarks/vllm_steps.py --tiny                            # two layers and few tokens, in float32 on a CPU too
+
+Engines are `auto` and `fp8` (FLASH_ATTN with a cache of 16 bits and of 8), and names of FORMATS: one after the other, each in a process
+of its own, while kernels that are not compiled yet are compiled beside the first. Cases are BATCHxTOKENS; `fitxTOKENS` is the largest
+batch that the engine's cache holds. A step's time is a difference: of answers of 130 and of 2 tokens to the same prompts, which are in the
+prefix cache by then; the smaller of two. `prefill_s` is the first answer of one token. Nothing is compiled by torch, unless `--compile`
+says so; decode steps are full CUDA graphs.
+
+First every format is checked in eager mode and in CUDA graphs, over a small Llama of random weights, whose logits depend on attention:
+attention of each layer against fp64 over what the cache holds (`worst`, relative), and log-probabilities beside those of FLASH_ATTN, up to
+the first token that differs. With `--profile` kernels of a step are listed in GPU_vllm_kernels.txt. Rows go to $OUT (or
+benchmarks/results) as GPU_vllm.csv, after every engine. Exits with 1 where a check or an engine failed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from argparse import Namespace
+from collections import defaultdict
+from collections.abc import Callable
+from datetime import datetime, timezone
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+os.environ.update(
+    HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", DO_NOT_TRACK="1", VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_USE_FLASHINFER_SAMPLER="0",
+    VLLM_LOGGING_LEVEL=os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"), TOKENIZERS_PARALLELISM="false", VLLM_PLUGINS="",
+)  # fmt: skip
+
+from benchmarks.common import RESULTS, gpu_word, parser, write_rows
+from kvgen._machine import gpu_identity
+
+FORMATS: dict[str, dict[str, Any]] = {
+    "saw-int4": {"preset": "saw-int4"},
+    "int4": {"preset": "turbomind-int4"},
+    "int8": {"preset": "turbomind-int8"},
+    "int2": {"preset": "bitdecoding-int2"},
+    "e4m3": {"preset": "fp8-e4m3"},
+    "16": {"key": {"bits": 16}, "value": {"bits": 16}},
+}
+FLASH = {"auto": "auto", "fp8": "fp8"}
+"""vLLM's own engines, by the dtype of their cache."""
+HEADS = {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128}
+BIG = {**HEADS, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "vocab_size": 128256}
+SMALL = {**HEADS, "hidden_size": 512, "intermediate_size": 512, "num_hidden_layers": 4, "vocab_size": 1024}
+TINY = {**SMALL, "num_attention_heads": 8, "num_key_value_heads": 2, "num_hidden_layers": 2}
+CHECKED = (5, 127, 128, 300, 1027, 700)
+"""Tokens of the prompts of a check."""
+NEW = 24
+LIMITS = {"16": 0.25, "int8": 0.35, "e4m3": 1.5}
+"""Of |log-probability - FLASH_ATTN's|, for formats of which something can be said: both round to 16 bits."""
+WORST = 8e-3
+"""Of the relative error of a row's attention in bfloat16: about two roundings."""
+SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
+"""Batches that are captured."""
+LATE, WRONG, FAILED = "no time left", "wrong", "failed"
+Row = dict[str, Any]
+
+
+def config_of(shape: dict[str, Any], folder: Path, dtype: str, *, weights: bool) -> Path:
+    """A folder with a Llama's configuration, and random weights whose logits depend on attention."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,
+        "rope_theta": 500000.0, "hidden_act": "silu", "tie_word_embeddings": False, "torch_dtype": dtype, "bos_token_id": 1,
+        "eos_token_id": 2, **shape,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    if weights and not (folder / "model.safetensors").exists():
+        save_weights(config, folder / "model.safetensors", dtype)
+    return folder
+
+
+def save_weights(config: dict[str, Any], path: Path, dtype: str) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    random = torch.Generator().manual_seed(0)
+
+    def weight(rows: int, columns: int, scale: float = 1.0) -> torch.Tensor:
+        return (torch.randn(rows, columns, generator=random) * scale / columns**0.5).to(getattr(torch, dtype))
+
+    hidden, inner, dim, words = (config[name] for name in ("hidden_size", "intermediate_size", "head_dim", "vocab_size"))
+    q, kv = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
+    ones = torch.ones(hidden, dtype=getattr(torch, dtype))
+    tensors = {"model.embed_tokens.weight": weight(words, hidden, hidden**0.5), "model.norm.weight": ones}
+    tensors["lm_head.weight"] = weight(words, hidden, 1.5)
+    for number in range(config["num_hidden_layers"]):
+        made = {
+            "self_attn.q_proj": weight(q, hidden, 1.6), "self_attn.k_proj": weight(kv, hidden, 1.6), "self_attn.v_proj": weight(kv, hidden),
+            "self_attn.o_proj": weight(hidden, q, 2.0), "mlp.gate_proj": weight(inner, hidden), "mlp.up_proj": weight(inner, hidden),
+            "mlp.down_proj": weight(hidden, inner), "input_layernorm": ones.clone(), "post_attention_layernorm": ones.clone(),
+        }  # fmt: skip
+        tensors |= {f"model.layers.{number}.{name}.weight": x for name, x in made.items()}
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+def engine(name: str, model: Path, options: Namespace, **changes: Any) -> Any:
+    """vLLM over one of the caches."""
+    from vllm import LLM
+
+    given: dict[str, Any] = {
+        "model": str(model), "skip_tokenizer_init": True, "seed": 0, "dtype": "float32" if options.tiny else "bfloat16",
+        "enable_prefix_caching": True, **changes,
+    }  # fmt: skip
+    if not given.get("enforce_eager"):
+        given["compilation_config"] = {"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": list(SIZES)}
+        given["compilation_config"] |= {"mode": 3 if options.compile else 0}
+    if name in FORMATS:
+        from kvgen.integrations.vllm import register
+
+        register()  # a checkout has no entry points
+        given |= {"attention_backend": "CUSTOM", "additional_config": {"kvgen": FORMATS[name]}}
+    elif not options.tiny:
+        given |= {"attention_backend": "FLASH_ATTN", "kv_cache_dtype": FLASH[name]}
+    return LLM(**given)
+
+
+def prompts_of(batch: int, tokens: int, words: int = 1000) -> list[dict[str, Any]]:
+    return [{"prompt_token_ids": [(i * 7919 + j * 104729 + j * j) % words + 3 for j in range(tokens)]} for i in range(batch)]
+
+
+# --- checks ------------------------------------------------------------------------------------------------------------------
+
+
+class Watched:
+    """The largest relative error of a row's attention against fp64 over the cache, of what runs in eager mode."""
+
+    def __init__(self) -> None:
+        self.worst, self.rows = 0.0, 0
+
+    def install(self) -> None:
+        import torch
+
+        from kvgen.format.rotation import rotate_back
+        from kvgen.integrations.vllm.backend import KvgenImpl
+
+        stock = KvgenImpl.forward
+
+        def forward(layer: Any, module: Any, query: Any, key: Any, value: Any, cache: Any, m: Any, output: Any, **more: Any) -> Any:
+            found = stock(layer, module, query, key, value, cache, m, output, **more)
+            if m is None:
+                return found
+            for part, exact in m.parts:
+                for b in range(part.start, part.stop):
+                    mine, length = slice(m.starts[b], m.starts[b + 1]), m.bounds[b]
+                    k, v = key[mine], value[mine]
+                    if not exact:
+                        both = torch.zeros(2, 1, length, *key.shape[1:], dtype=key.dtype, device=key.device)
+                        kernel = m.calls.kernel
+                        kernel._distinct[0].module.unpack(*m.after[b : b + 1].over(layer._store), both[0], both[1])
+                        k, v = (rotate_back(x[0].double(), turn) for x, turn in zip(both, kernel.layout.rotations, strict=True))
+                    q, group = query[mine].double(), query.shape[1] // key.shape[1]
+                    scores = torch.einsum("qhd,khd->hqk", q, k.double().repeat_interleave(group, 1)) * layer.scale
+                    past, here = length - (mine.stop - mine.start), torch.arange(length, device=key.device)
+                    scores.masked_fill_(here > (here[past:, None]), -torch.inf)
+                    want = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v.double().repeat_interleave(group, 1))
+                    error = output.view(query.shape)[mine].double() - want
+                    self.worst = max(self.worst, (error.flatten(1).norm(dim=1) / want.flatten(1).norm(dim=1)).max().item())
+                    self.rows += mine.stop - mine.start
+            return found
+
+        KvgenImpl.forward = forward
+
+
+def answers(llm: Any, words: int) -> dict[str, Any]:
+    """Greedy tokens, and log-probabilities of every token."""
+    from vllm import SamplingParams
+
+    how = SamplingParams(temperature=0, max_tokens=NEW, ignore_eos=True, detokenize=False, logprobs=words)
+    prompts = [{"prompt_token_ids": [(7919 * i + 104729 * j + j * j) % (words - 3) + 3 for j in range(n)]} for i, n in enumerate(CHECKED)]
+    results = llm.generate(prompts, how, use_tqdm=False)
+    tokens = [list(result.outputs[0].token_ids) for result in results]
+    scores = [[[step[token].logprob for token in range(words)] for step in result.outputs[0].logprobs] for result in results]
+    return {"tokens": tokens, "scores": scores}
+
+
+def beside(found: dict[str, Any], other: dict[str, Any]) -> tuple[int, float, float]:
+    """Equal first tokens of all prompts, and the largest and the mean difference of log-probabilities until the first that differs."""
+    import torch
+
+    equal, most, total, count = 0, 0.0, 0.0, 0
+    for mine, theirs, a, b in zip(found["tokens"], other["tokens"], found["scores"], other["scores"], strict=True):
+        same = next((i for i, (x, y) in enumerate(zip(mine, theirs, strict=True)) if x != y), len(mine))
+        seen = min(same + 1, len(mine))
+        apart = (torch.tensor(a[:seen]) - torch.tensor(b[:seen])).abs()
+        equal, most, total, count = equal + same, max(most, apart.max().item()), total + apart.sum().item(), count + apart.numel()
+    return equal, most, total / count
+
+
+def check(name: str, options: Namespace) -> list[Row]:
+    """The rows of an engine's check; those of `auto` are kept for the others."""
+    import gc
+
+    shape = TINY if options.tiny else SMALL
+    model = config_of(shape, options.scratch / "checked", "float32" if options.tiny else "bfloat16", weights=True)
+    small = {"max_model_len": 2048, "max_num_seqs": 16, "max_logprobs": shape["vocab_size"], "max_num_batched_tokens": 640}
+    if not options.tiny:
+        small["gpu_memory_utilization"] = 0.3
+    kept = options.scratch / "auto.json"
+    if name == "auto":
+        kept.write_text(json.dumps(answers(engine(name, model, options, enforce_eager=True, **small), shape["vocab_size"])))
+        return []
+    reference, rows, watched = json.loads(kept.read_text()), [], Watched()
+    watched.install()
+    for mode in ("eager",) if options.tiny else ("eager", "captured"):
+        llm = engine(name, model, options, enforce_eager=mode == "eager", **small)
+        watched.worst, watched.rows = 0.0, 0
+        equal, most, mean = beside(answers(llm, shape["vocab_size"]), reference)
+        row = {"engine": name, "case": f"check, {mode}", "equal": equal, "most": round(most, 4), "mean": round(mean, 5)}
+        row |= {"worst": round(watched.worst, 6), "rows": watched.rows}
+        bad = most > LIMITS.get(name, 20.0) or watched.worst > WORST
+        rows.append(row | {"note": WRONG if bad else ""})
+        del llm
+        gc.collect()
+    return rows
+
+
+# --- times -------------------------------------------------------------------------------------------------------------------
+
+
+def measure(name: str, options: Namespace) -> list[Row]:
+    """The rows of an engine's cases."""
+    import torch
+    from vllm import SamplingParams
+
+    started = time.monotonic()
+    model = config_of(TINY if options.tiny else BIG, options.scratch / "measured", "float32" if options.tiny else "bfloat16", weights=False)
+    longest = max(int(case.split("x")[1]) for case in options.cases) + 400
+    how = {"max_model_len": longest, "max_num_seqs": SIZES[-1], "max_num_batched_tokens": 16384, "load_format": "dummy"}
+    if not options.tiny:
+        how["gpu_memory_utilization"] = options.memory
+    llm = engine(name, model, options, **how)
+    loaded = time.monotonic() - started
+    cache = llm.llm_engine.vllm_config.cache_config
+    held = {"blocks": cache.num_gpu_blocks, "block_tokens": cache.block_size, "tokens": cache.num_gpu_blocks * cache.block_size}
+    print(name, "loaded", round(loaded), "s", held, flush=True)
+    rows = []
+
+    def took(prompts: list[Any], new: int) -> float:
+        start = time.perf_counter()
+        params = SamplingParams(max_tokens=new, min_tokens=new, ignore_eos=True, detokenize=False, temperature=0)
+        llm.generate(prompts, params, use_tqdm=False)
+        return time.perf_counter() - start
+
+    for case in options.cases:
+        batch, tokens = case.split("x")
+        new = options.steps + 2
+        fits = held["tokens"] // (-(-(int(tokens) + new) // cache.block_size) * cache.block_size)
+        count = min(fits, SIZES[-1]) if batch == "fit" else int(batch)
+        row: Row = {"engine": name, "case": case, "batch": count, "kv_len": int(tokens), **held, "load_s": round(loaded, 1)}
+        rows.append(row)
+        if count > fits:
+            row["note"] = f"{fits} fit"
+        elif options.seconds - (time.monotonic() - started) < count * int(tokens) / options.rate:
+            row["note"] = LATE
+        else:
+            prompts = prompts_of(count, int(tokens))
+            row["prefill_s"] = round(took(prompts, 1), 3)
+            turns = [(took(prompts, new) - took(prompts, 2)) / options.steps * 1e3 for _ in range(1 if batch == "fit" else 2)]
+            row["ms"], row["slower_ms"] = round(min(turns), 3), round(max(turns), 3)
+            row["tokens_per_s"] = round(count / min(turns) * 1e3, 1)
+            if options.profile and torch.cuda.is_available() and case == options.cases[0]:
+                list_kernels(name, lambda prompts=prompts: took(prompts, 12), options)
+        row["peak_gib"] = round(torch.cuda.max_memory_reserved() / 2**30, 2) if torch.cuda.is_available() else None
+    return rows
+
+
+def list_kernels(name: str, run: Any, options: Namespace) -> None:
+    """Kernels by their time, with how often they ran."""
+    import torch
+
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        run()
+    sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0])
+    for event in profile.events():
+        found = sums[event.name[:150]]
+        found[0], found[1] = found[0] + event.device_time_total, found[1] + 1
+    with (Path(os.environ.get("OUT") or RESULTS) / f"{gpu_word()}_vllm_kernels.txt").open("a") as opened:
+        print(f"== {name}, {options.cases[0]}, 12 tokens: us, count, us each", file=opened)
+        for kernel, (us, count) in sorted(sums.items(), key=lambda item: -item[1][0])[:24]:
+            print(f"{us:10.0f} {count:6d} {us / count:9.2f}  {kernel}", file=opened)
+
+
+# --- processes ---------------------------------------------------------------------------------------------------------------
+
+
+def build(options: Namespace) -> None:
+    """Compile what the engines will ask for, several at a time."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from kvgen.integrations.vllm.formats import PAGE, Format, Layer
+
+    shape = TINY if options.tiny else BIG
+    heads = shape["num_attention_heads"], shape["num_key_value_heads"], shape["head_dim"]
+    layer = Layer(*heads, "float32" if options.tiny else "bfloat16", None, 0.0, sinks=False, q_len=1)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda name: Format(FORMATS[name], layer).kernel(PAGE), [name for name in options.engines if name in FORMATS]))
+
+
+def child(what: str, name: str, options: Namespace, limit: float) -> list[Row]:
+    """What a process of its own found; a row that says why it found nothing."""
+    out = options.scratch / f"{what}-{name}.json"
+    out.unlink(missing_ok=True)
+    command = [sys.executable, __file__, *sys.argv[1:], "--child", what, name]
+    try:
+        subprocess.run(command, timeout=max(1.0, limit), check=True)
+    except subprocess.TimeoutExpired:
+        return [{"engine": name, "case": what, "note": LATE}]
+    except subprocess.CalledProcessError as error:
+        return [{"engine": name, "case": what, "note": f"{FAILED}: exit {error.returncode}"}]
+    return json.loads(out.read_text())
+
+
+def main() -> int:
+    command = parser(__doc__)
+    command.add_argument("--engines", type=lambda text: text.split(","), default=[*FLASH, *FORMATS])
+    command.add_argument("--cases", type=lambda text: text.split(","), default=["8x32600", "32x8100", "fitx32600"])
+    command.add_argument("--steps", type=int, default=128)
+    command.add_argument("--memory", type=float, default=0.9, help="of the GPU's memory, what vLLM may take")
+    command.add_argument("--budget", type=float, default=3600, help="seconds for all")
+    command.add_argument("--seconds", type=float, default=300, help="for one engine; a case that would take longer is left out")
+    command.add_argument("--rate", type=float, default=20000, help="tokens of a prompt per second, for that")
+    command.add_argument("--scratch", type=Path, default=Path("/tmp/kvgen-vllm-steps"))
+    for flag in ("compile", "tiny", "profile", "no-check", "check-only"):
+        command.add_argument(f"--{flag}", action="store_true")
+    command.add_argument("--child", nargs=2, help="used by the benchmark itself")
+    options = command.parse_args()
+    if options.child:
+        what, name = options.child
+        if what == "build":
+            build(options)
+            rows: list[Row] = []
+        else:
+            import vllm
+
+            rows = [row | {"vllm": vllm.__version__} for row in (check if what == "check" else measure)(name, options)]
+        (options.scratch / f"{what}-{name}.json").write_text(json.dumps(rows))
+        return 0
+
+    options.scratch.mkdir(parents=True, exist_ok=True)
+    compiling = subprocess.Popen([sys.executable, __file__, *sys.argv[1:], "--child", "build", "all"])
+    rows = Turns(options).take(compiling.wait)
+    bad = any(row.get("note") == WRONG or str(row.get("note", "")).startswith(FAILED) for row in rows)
+    return int(bad or compiling.returncode != 0)
+
+
+class Turns:
+    """The engines, one after the other."""
+
+    def __init__(self, options: Namespace) -> None:
+        self.options, self.rows, self.started = options, list[Row](), time.monotonic()
+
+    def take(self, compiled: Callable[[], Any]) -> list[Row]:
+        """The rows of all: first vLLM's own, while kernels are compiled."""
+        options = self.options
+        ours = [name for name in options.engines if name in FORMATS]
+        for name in [*(name for name in options.engines if name not in FORMATS), *ours]:
+            if name == next(iter(ours), None):
+                compiled()
+            right = True
+            if not options.no_check and (name in ours or name == "auto"):
+                right = all(not row.get("note") for row in self._child("check", name))
+            if right and not options.check_only:
+                self._child("measure", name)
+        return self.rows
+
+    def _child(self, what: str, name: str) -> list[Row]:
+        """The rows of a process of its own, printed and written."""
+        found = child(what, name, self.options, self.options.budget - (time.monotonic() - self.started))
+        self.rows += found
+        for row in found:
+            print(json.dumps(row), flush=True)
+        if self.rows:
+            write_rows(f"{gpu_word()}_vllm", self.rows, about())
+        return found
+
+
+def about() -> Row:
+    """On which GPU, with which versions, and when."""
+    gpu = gpu_identity()
+    day = datetime.now(timezone.utc).date().isoformat()
+    return {"gpu": gpu.get("name", ""), "driver": gpu.get("driver", ""), "torch": version("torch"), "date": day}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
