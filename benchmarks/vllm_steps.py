@@ -356,22 +356,22 @@ def main() -> int:
 
 
 class Turns:
-    """The engines, one after the other."""
+    """The engines, one after the other; the others' checks need that of `auto`."""
 
     def __init__(self, options: Namespace) -> None:
         self.options, self.rows, self.started = options, list[Row](), time.monotonic()
 
     def take(self, compiled: Callable[[], Any]) -> list[Row]:
-        """The rows of all: first vLLM's own, while kernels are compiled."""
+        """The rows of all. The first format waits until kernels are compiled."""
         options = self.options
-        ours = [name for name in options.engines if name in FORMATS]
-        for name in [*(name for name in options.engines if name not in FORMATS), *ours]:
-            if name == next(iter(ours), None):
-                compiled()
-            right = True
-            if not options.no_check and (name in ours or name == "auto"):
-                right = all(not row.get("note") for row in self._child("check", name))
-            if right and not options.check_only:
+        waiting = True
+        for name in options.engines:
+            if name in FORMATS and waiting:
+                waiting = bool(compiled())
+            runs = True
+            if not options.no_check and name not in FLASH.keys() - {"auto"}:
+                runs = not any(str(row.get("note", "")).startswith(FAILED) for row in self._child("check", name))
+            if runs and not options.check_only:
                 self._child("measure", name)
         return self.rows
 
