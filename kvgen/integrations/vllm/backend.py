@@ -118,7 +118,10 @@ class KvgenMetadata(AttentionMetadata):
     bounds: Sequence[int]
     parts: Sequence[tuple[slice, bool]]
     """Neighbouring rows, and whether all tokens of each are in this step, and K and V of it shall be read as they are."""
+    steps: int
+    """So many first rows are decode steps, which have equally many tokens."""
     plan: StepPlan | None
+    """Of these."""
     prompts: Prompts | None
     """What computes rows of more tokens than a kernel takes; None where `calls` do."""
     given: Tensor
@@ -179,14 +182,14 @@ class KvgenBuilder(AttentionMetadataBuilder[KvgenMetadata]):
         ]
         parts = list(_parts(exact))
         first, tokens = next(runs_of(starts), (slice(0, 0), 0))  # the decode steps, which vLLM puts first
-        planned = 0 < tokens <= self.calls.most_q and not exact[0]
-        plan = self.calls.plan(after[first], tokens) if planned else None
+        steps = first.stop if 0 < tokens <= self.calls.most_q and not exact[0] else 0
+        plan = self.calls.plan(after[first], tokens) if steps else None
         spans = self._spans[:, :rows]
         if self._prompts is not None and meta.max_query_len > self.calls.most_q:
             torch.sub(meta.query_start_loc[1 : rows + 1], meta.query_start_loc[:rows], out=spans[0, :, 1])
             spans[1, :, 1] = lengths
         return KvgenMetadata(
-            self.calls, meta.slot_mapping, packed, after, starts, bounds, parts, plan, self._prompts, meta.query_start_loc, spans
+            self.calls, meta.slot_mapping, packed, after, starts, bounds, parts, steps, plan, self._prompts, meta.query_start_loc, spans
         )
 
 
@@ -295,21 +298,24 @@ class KvgenImpl(AttentionImpl[KvgenMetadata]):
                 self._cached(q, k, v, out, store, m, slice(b, b + 1))
 
     def _cached(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, store: Store, m: KvgenMetadata, part: slice) -> None:
-        """Attend with rows over what the cache holds."""
-        starts = m.starts[part.start : part.stop + 1]
-        for rows, tokens in runs_of(starts) if m.prompts is not None else [(slice(0, len(starts) - 1), 0)]:
-            own = slice(part.start + rows.start, part.start + rows.stop)
-            if m.prompts is not None and tokens > m.calls.most_q:
-                for b in range(own.start, own.stop):
-                    mine = slice(m.starts[b], m.starts[b + 1])
-                    m.prompts.cached(q[mine], out[mine], store, m.after[b : b + 1], m.spans[:, b], m.bounds[b], self.scale)
-                continue
-            first, last = m.starts[own.start], m.starts[own.stop]
-            counts = [at - first for at in m.starts[own.start : own.stop + 1]]
-            m.calls.attend(
-                q[first:last], out[first:last], store, m.after[own], counts, scale=self.scale, sinks=self._sinks, plan=m.plan,
-                bounds=m.bounds[own],
-            )  # fmt: skip
+        """Attend with rows over what the cache holds: first those that the plan is for."""
+        middle = max(part.start, min(m.steps, part.stop))
+        for rows, plan in ((slice(part.start, middle), m.plan), (slice(middle, part.stop), None)):
+            starts = m.starts[rows.start : rows.stop + 1]
+            some = [(slice(0, len(starts) - 1), 0)] if plan is not None or m.prompts is None else list(runs_of(starts))
+            for run, tokens in some:
+                own = slice(rows.start + run.start, rows.start + run.stop)
+                if m.prompts is not None and tokens > m.calls.most_q:
+                    for b in range(own.start, own.stop):
+                        mine = slice(m.starts[b], m.starts[b + 1])
+                        m.prompts.cached(q[mine], out[mine], store, m.after[b : b + 1], m.spans[:, b], m.bounds[b], self.scale)
+                elif own.stop > own.start:
+                    first, last = m.starts[own.start], m.starts[own.stop]
+                    counts = [at - first for at in m.starts[own.start : own.stop + 1]]
+                    m.calls.attend(
+                        q[first:last], out[first:last], store, m.after[own], counts, scale=self.scale, sinks=self._sinks, plan=plan,
+                        bounds=m.bounds[own],
+                    )  # fmt: skip
 
     def _bound(self, kv_cache: Tensor, calls: PagedCalls) -> Store:
         """vLLM's pages of the layer, and its residuals."""
