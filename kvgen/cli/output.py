@@ -83,7 +83,8 @@ def describe(spec: AnySpec) -> str:
             return f"{letter} {spec.attention.dtype}"
         rotated = "" if quant.rotate is None else f" rotated in blocks of {quant.rotate.channels(spec.attention.head_dim)}"
         if quant.static:
-            return f"{letter} {codec_of(quant).label} with a scale per {quant.scale}{rotated}"
+            also = f" per {quant.axis} /{quant.group}" if quant.grouped else ""
+            return f"{letter} {codec_of(quant).label}{also} with a scale per {quant.scale}{rotated}"
         return f"{letter} {codec_of(quant).label} per {quant.axis} /{quant.group}{'' if quant.zero else ' symmetric'}{rotated}"
 
     a, c = spec.attention, spec.cache

@@ -42,10 +42,17 @@ class Codec:
     """Whether codes are integers."""
     largest: float = 0
     """The largest magnitude of a symmetric code."""
+    largest_scale: float = 1
+    """Of a group beside a static one, which multiplies it."""
     param_bytes: int | None = None
     """Bytes of a scale; None for those of the cache's scales."""
     header: str | None = None
     """The file of `codec/` that a rendered source includes for it; None for those that every source has."""
+
+    @property
+    def reach(self) -> float:
+        """The largest magnitude that is stored with a static scale of 1."""
+        return self.largest * self.largest_scale
 
     def place(self, row: torch.Tensor, slot: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(word, first bit) of row `row` (below `row_tile`) and k-slot `slot` (below 16) among a lane's words, in fragment order."""
@@ -67,7 +74,7 @@ def _integers(bits: int, zero: bool) -> Codec:
 _FLOATS = {
     "e4m3": Codec("Fp8<4, 3>", 8, 16, 2, True, "e4m3", largest=448, header="fp8"),
     "e5m2": Codec("Fp8<5, 2>", 8, 16, 2, True, "e5m2", largest=57344, header="fp8"),
-    "nvfp4": Codec("Fp4<kvgen::E4m3Scale>", 4, 16, 1, True, "nvfp4", largest=6, rows_of_byte=2, param_bytes=1, header="fp4"),
+    "nvfp4": Codec("Fp4<kvgen::E4m3Scale>", 4, 16, 1, True, "nvfp4", largest=6, rows_of_byte=2, largest_scale=448, param_bytes=1, header="fp4"),
     "mxfp4": Codec("Fp4<kvgen::E8m0Scale>", 4, 16, 1, True, "mxfp4", largest=6, rows_of_byte=2, param_bytes=1, header="fp4"),
 }
 

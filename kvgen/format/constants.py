@@ -64,7 +64,7 @@ def _operand(layout: PackedLayout, which: Which) -> Iterator[str]:
     yield "    static constexpr bool " + ", ".join(f"k{name} = {str(value).lower()}" for name, value in flags.items()) + ";"
     yield _numbers(
         "    ",
-        Group=layout.tokens if op.static else op.group,
+        Group=layout.tokens if op.static and not op.grouped else op.group,
         Params=op.params,
         Runs=full_runs(op, layout.head_dim),
         CodeChannels=layout.code_channels(which),

@@ -26,6 +26,7 @@ from typing import Any, Literal
 from kvgen.digest import digest
 from kvgen.format.codecs import Codec, codec
 from kvgen.spec import KernelSpec, KeySpec, QuantSpec
+from kvgen.spec.rules import TWO_LEVELS
 
 LAYOUT_VERSION = 2
 SECTION_ALIGN = 16
@@ -71,7 +72,7 @@ class Operand:
     type: str | None = None
     """Of codes that are floats."""
     static: Literal[True] | None = None
-    """True where scales are given with the cache."""
+    """True where scales are given with the cache: in place of those of groups, or (nvfp4) beside them."""
 
     @property
     def codec(self) -> Codec:
@@ -83,19 +84,24 @@ class Operand:
         return self.codec.quantized
 
     @property
+    def grouped(self) -> bool:
+        """Whether groups have params, in the block."""
+        return self.quantized and (not self.static or self.type in TWO_LEVELS)
+
+    @property
     def per_channel(self) -> bool:
         """Whether a group of tokens has params per channel, at the head of the block."""
-        return self.quantized and self.axis == "channel" and not self.static
+        return self.grouped and self.axis == "channel"
 
     @property
     def per_token(self) -> bool:
         """Whether a group of channels has params per token, at the end of the sub-tile's codes."""
-        return self.quantized and self.axis == "token" and not self.static
+        return self.grouped and self.axis == "token"
 
     @property
     def params(self) -> int:
-        """2 (scale and zero), 1 (scale), or 0 (not quantized, or with a static scale)."""
-        return (2 if self.zero else 1) if self.quantized and not self.static else 0
+        """2 (scale and zero), 1 (scale), or 0 (not quantized, or with a static scale alone)."""
+        return (2 if self.zero else 1) if self.grouped else 0
 
     @property
     def boosted(self) -> int:
@@ -263,9 +269,10 @@ def _operand(quant: QuantSpec, head_dim: int, element: int, *, rows_are_tokens: 
         boost = Boost(quant.boosted(head_dim), quant.boost.select)
     rotation = rotation_of(quant, head_dim)
     kind = None if quant.type == "int" else quant.type
-    if quant.static:
+    if not quant.grouped:
         return Operand(quant.bits, quant.bits, "token", head_dim, False, rows_are_tokens, boost, rotation, kind, True)
-    return Operand(quant.bits, quant.bits, quant.axis, quant.group, quant.zero, rows_are_tokens, boost, rotation, kind)
+    static = True if quant.static else None
+    return Operand(quant.bits, quant.bits, quant.axis, quant.group, quant.zero, rows_are_tokens, boost, rotation, kind, static)
 
 
 def rotation_of(quant: QuantSpec, head_dim: int) -> Rotation | None:

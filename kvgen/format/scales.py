@@ -64,6 +64,6 @@ def trial_scales(spec: KernelSpec, device: torch.device | str = "cpu") -> torch.
     }  # fmt: skip
 
     def one(quant: QuantSpec) -> torch.Tensor | None:
-        return spread[quant.scale] * (RANGE / codec_of(quant).largest) if quant.scale != "dynamic" else None
+        return spread[quant.scale] * (RANGE / codec_of(quant).reach) if quant.scale != "dynamic" else None
 
     return static_scales(spec, one(spec.key), one(spec.value), device)

@@ -203,7 +203,9 @@ class QuantSpec(Model):
     type: CodeType = "int"
     """Codes: integers, floats of 8 bits by their bits of exponent and mantissa, or floats of 4 bits by the name of their format."""
     scale: Scale = "dynamic"
-    """dynamic: of each group, stored with it. tensor, head, channel: static ones, given with the cache, without groups and zeros."""
+    """dynamic: of each group, stored with it. tensor, head, channel: static ones, given with the cache, without groups and zeros; of nvfp4
+    beside those of groups.
+    """
 
     @model_validator(mode="before")
     @classmethod
@@ -228,12 +230,17 @@ class QuantSpec(Model):
     @property
     def per_channel(self) -> bool:
         """Whether a group of tokens has a scale per channel."""
-        return self.quantized and self.axis == "channel" and not self.static
+        return self.grouped and self.axis == "channel"
 
     @property
     def per_token(self) -> bool:
         """Whether a group of channels has a scale per token."""
-        return self.quantized and self.axis == "token" and not self.static
+        return self.grouped and self.axis == "token"
+
+    @property
+    def grouped(self) -> bool:
+        """Whether blocks hold scales of groups, of nvfp4 beside a static one."""
+        return self.quantized and (self.scale == "dynamic" or self.type in rules.TWO_LEVELS)
 
     @property
     def static(self) -> bool:
@@ -381,7 +388,7 @@ class KernelSpec(Model):
                 continue
             if data[operand]["type"] == "int":
                 del data[operand]["type"]
-            for without in ("axis", "group") if quant.static else ("scale",):
+            for without in ("axis", "group") if not quant.grouped else () if quant.static else ("scale",):
                 del data[operand][without]
         return data
 

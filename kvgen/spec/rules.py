@@ -23,10 +23,12 @@ WHOLE = 1e-9
 IMPLIED: dict[str, dict[str, Any]] = {
     "e4m3": {"bits": 8, "zero": False},
     "e5m2": {"bits": 8, "zero": False},
-    "nvfp4": {"bits": 4, "zero": False, "axis": "token", "group": 16, "scale": "dynamic"},
-    "mxfp4": {"bits": 4, "zero": False, "axis": "token", "group": 32, "scale": "dynamic"},
+    "nvfp4": {"bits": 4, "zero": False, "axis": "token", "group": 16},
+    "mxfp4": {"bits": 4, "zero": False, "axis": "token", "group": 32},
 }
 """What a float type says about other fields of `key` and `value`, which may be left out."""
+TWO_LEVELS = ("nvfp4",)
+"""Types of which a static scale multiplies those of groups, which blocks hold."""
 SMALLEST_SOFTCAP = 0.001
 """Kernels divide by it in float32, where far smaller ones are 0."""
 
@@ -48,6 +50,10 @@ def code_type(spec: QuantSpec) -> Iterator[Problem]:
             yield (name,), f"{name} of type {spec.type} is {told}, not {not_that}: leave it out"
     if spec.scale != "dynamic" and spec.zero and not implied:
         yield ("zero",), f"a static scale ({spec.scale}) has no zero: leave zero out"
+    if spec.type == "mxfp4" and spec.scale != "dynamic":
+        yield ("scale",), f"mxfp4 has no second level of scales, so none is static ({spec.scale}): leave scale out"
+    if spec.type in TWO_LEVELS and spec.scale == "channel":
+        yield ("scale",), f"the second level of scales of {spec.type} is one number of a tensor or a head, not of a channel"
     if spec.scale != "dynamic" and not spec.quantized:
         yield ("scale",), f"a scale is for codes, and there are none with {spec.bits} bits"
 

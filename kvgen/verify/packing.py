@@ -28,7 +28,7 @@ Quant = QuantSpec | Operand
 class Quantized:
     """Codes and parameters of x [..., tokens, head_dim].
 
-    Of static scales `scale` is what was given, float32, shaped to be broadcast to x.
+    Of static scales `scale` is what was given, float32, shaped to be broadcast to x; `second` is that of a type of two levels.
 
     `codes` are unsigned fields, uint8 [..., tokens, head_dim]: a symmetric code q is the field q + 2^(bits-1), a float its bits. `scale`
     and `zero` (None where symmetric) are in their storage type, [..., tokens / group, head_dim] for axis channel and
@@ -39,6 +39,7 @@ class Quantized:
     scale: torch.Tensor
     zero: torch.Tensor | None
     boosted: torch.Tensor | None = None
+    second: torch.Tensor | None = None
 
 
 def param_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -61,7 +62,7 @@ def quantize(x: torch.Tensor, quant: Quant, boost: BoostSpec | None = None, scal
         raise ValueError(f"{quant.bits} bits are not quantized")
     if not torch.isfinite(x).all():
         raise ValueError("cannot quantize values that are not finite")
-    if quant.static:
+    if quant.static and not quant.grouped:
         assert scale is not None
         if quant.type in FLOATS:
             return Quantized(float_codes(x.float(), scale, quant.type), scale, None)
@@ -72,15 +73,19 @@ def quantize(x: torch.Tensor, quant: Quant, boost: BoostSpec | None = None, scal
     if boost is not None and boost.fraction > 0:
         boosted = select_channels(grouped, boost)
     if quant.type in FLOATS:
+        second = scale if quant.static else None
         top = grouped.abs().amax(-2, keepdim=True)
+        if second is not None:
+            top = top / second[..., :1, None, None]
         if quant.type == "nvfp4":
             scale = float_codes(top / FLOATS[quant.type][2], torch.ones_like(top), "e4m3")
         elif quant.type == "mxfp4":  # frexp's mantissas are below 1
             scale = ((top.double().frexp().exponent - 1 - 2).where(top > 0, LEAST_EXPONENT).clamp(min=LEAST_EXPONENT) + 127).to(torch.uint8)
         else:
             scale = store(top / FLOATS[quant.type][2], param_dtype(x.dtype))
-        codes = float_codes(grouped, scale_values(scale, quant), quant.type)
-        return Quantized(codes.reshape(x.shape), _without_group(scale, quant), None)
+        stored = _without_group(scale, quant)
+        codes = float_codes(x.float(), spread(scale_values(stored, quant, second), quant), quant.type)
+        return Quantized(codes, stored, None, second=second)
     levels = torch.tensor(float(2**quant.bits - 1 if quant.zero else 2 ** (quant.bits - 1) - 1), device=x.device)  # the largest code
     if boosted is not None:
         levels = torch.where(boosted, float(2**BOOST_BITS - 1), levels)
@@ -105,16 +110,17 @@ def dequantize(q: Quantized, quant: Quant) -> torch.Tensor:
     """fp64 [..., tokens, head_dim]: code * scale + zero, without rounding."""
     if quant.type in FLOATS:
         magnitudes = float_values(quant.type).to(q.codes.device)
-        return torch.cat([magnitudes, -magnitudes])[q.codes.long()] * spread(scale_values(q.scale, quant), quant)
+        return torch.cat([magnitudes, -magnitudes])[q.codes.long()] * spread(scale_values(q.scale, quant, q.second), quant)
     codes = q.codes.double() if q.zero is not None else q.codes.double() - 2 ** (quant.bits - 1)
     x = codes * spread(q.scale.double(), quant)
     return x if q.zero is None else x + spread(q.zero.double(), quant)
 
 
-def scale_values(scale: torch.Tensor, quant: Quant) -> torch.Tensor:
-    """The numbers of stored scales, fp64."""
+def scale_values(scale: torch.Tensor, quant: Quant, second: torch.Tensor | None = None) -> torch.Tensor:
+    """The numbers of stored scales, fp64; with a second level times that, rounded to fp32."""
     if quant.type == "nvfp4":
-        return float_values("e4m3").to(scale.device)[scale.long()]
+        values = float_values("e4m3").to(scale.device)[scale.long()]
+        return values if second is None else (values.float() * second[..., :1]).double()
     if quant.type == "mxfp4":
         return torch.ldexp(torch.ones_like(scale, dtype=torch.float64), scale.int() - 127)
     return scale.double()
@@ -144,7 +150,7 @@ def float_codes(x: torch.Tensor, scale: torch.Tensor, kind: str) -> torch.Tensor
 
 def spread(param: torch.Tensor, quant: Quant) -> torch.Tensor:
     """A parameter per group as one per element: [..., tokens, head_dim]."""
-    if quant.static:
+    if quant.static and not quant.grouped:
         return param
     return param.repeat_interleave(quant.group, dim=-2 if quant.axis == "channel" else -1)
 
@@ -236,9 +242,10 @@ def read_codes(layout: PackedLayout, which: Which, packed: torch.Tensor, scale: 
     op = layout.operand(which)
     kept = {1: torch.uint8, 2: torch.float16, 4: torch.float32}[layout.bytes_of_param(op)]
     params = [_read(packed, offsets, kept) for offsets in param_offsets(layout, which)]
-    if op.static:
-        params = [torch.ones(1, device=packed.device) if scale is None else scale]
-    q = Quantized(_read_codes(packed, code_bits(layout, which), op.bits), params[0], params[1] if op.zero else None)
+    second = (torch.ones(1, device=packed.device) if scale is None else scale) if op.static else None
+    if second is not None and not op.grouped:
+        params, second = [second], None
+    q = Quantized(_read_codes(packed, code_bits(layout, which), op.bits), params[0], params[1] if op.zero else None, second=second)
     if not op.boost:
         return q
     index = packed[..., boost_index_offsets(layout)].long()

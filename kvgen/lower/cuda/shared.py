@@ -101,11 +101,11 @@ def shared_memory(spec: KernelSpec, layout: PackedLayout, launch: Params) -> Sha
     slot = _slot(layout, kv_tile)
     barriers = warps * in_flight * slot
     query = barriers + (0 if launch.text("copy") == "cp_async" else _align(warps * kv_tile // SUBTILE * in_flight * 8, 16))
-    merge = query + tiles * dim * 16 * (2 if key.static or _error_in_copy(layout, rows) else 1)
+    merge = query + tiles * dim * 16 * (2 if (key.static and not key.grouped) or _error_in_copy(layout, rows) else 1)
     pages = merge + _align(warps * tile_rows * (dim + 1) * 4, 16)
     work_tiles = pages + _align(warps * (2 * in_flight * max(1, kv_tile // layout.tokens) * 4 if spec.cache.page else 0), 16)
     if key.static:
-        key_groups += 1  # the factors of the second copy of q
+        key_groups += 1  # the factors of packed tokens
     scalars = work_tiles + warps * WORK_TILES
     flags = scalars + (tiles * TILE_ROWS * (1 + key_groups) + warps * TILE_ROWS * 2) * 4
     cluster = _align(flags + FLAGS, 16)

@@ -32,7 +32,7 @@ FORMATS = {
     "sink-and-local-bfloat16": spec_of(dtype="bfloat16", k="2c32", v="8t64", page=64, cache={"sink": 5, "local": 40}),
     "rotated": spec_of(k="4c32~64", v="4t16~16u", q_len=2, cache={"sink": 3, "local": 20}),
     "rotated-boosted-rollback-float32": spec_of(dim=80, dtype="float32", k="2c32+5range~16", v="2c32~16", page=64, cache={"rollback": 4}),
-    "e4m3-and-nvfp4": spec_of(k="e4m3t32", v="nvfp4", q_len=2),
+    "e4m3-and-nvfp4": spec_of(k="e4m3t32", v="nvfp4@tensor", q_len=2),
     "e5m2-per-channel-bfloat16": spec_of(dim=80, dtype="bfloat16", k="e5m2c32", v="e5m2c16", page=64),
     "mxfp4-and-e4m3-float32": spec_of(dtype="float32", k="mxfp4", v="e4m3t4"),
     "static-int": spec_of(k="4@channel~64", v="8@head", page=64, q_len=2, cache={"local": 20, "rollback": 4}),
@@ -41,8 +41,8 @@ FORMATS = {
     "arrival-paged-bfloat16": spec_of(
         dtype="bfloat16", k="16", v="8t16s~32", page=16, window=70, softcap=20.0, sinks=True, q_len=3, cache={"quantize": "arrival"}
     ),
-    "arrival-float32": spec_of(dim=80, dtype="float32", k="e4m3t16", v="16", cache={"quantize": "arrival"}),
-    "arrival-static": spec_of(k="8@channel", v="4@head", page=32, q_len=2, cache={"quantize": "arrival"}),
+    "arrival-float32": spec_of(dim=80, dtype="float32", k="nvfp4@head", v="e4m3t16", cache={"quantize": "arrival"}),
+    "arrival-static": spec_of(k="4@channel", v="e4m3@head", page=32, q_len=2, cache={"quantize": "arrival"}),
     "rollback-window": spec_of(k="8c32s", window=70, softcap=20.0, sinks=True, page=32, cache={"local": 33, "rollback": 5}),
 }
 

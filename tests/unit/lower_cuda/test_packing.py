@@ -44,6 +44,7 @@ FORMATS = {
     "kmxfp4ve5m2:vchannel:bf16:d96:vg48": 96,
     "k4v8:kscale-channel:vscale-head": 64,
     "k8ve4m3:kscale-head:vscale-channel:bf16:d80": 32,
+    "knvfp4vnvfp4:kscale-head:vscale-tensor:bf16:d48": 16,
     "k4v4:token:bf16:krot128:vrot16u": 32,
     "k2v2:d80:kg32:boost1/5:vchannel:vg32:krot16u:vrot16": 64,
 }

@@ -158,6 +158,12 @@ def test_codes_of_floats_of_4_bits_are_those_of_the_standard() -> None:
     tops = torch.randn(500, 1, generator=torch.Generator().manual_seed(1)) * 10
     q = quantize(tops.repeat(1, 16), QuantSpec(type="nvfp4"))
     assert torch.equal(q.scale, (tops.abs() / 6).to(torch.float8_e4m3fn).view(torch.uint8))
+    small, quant, second = tops[::8].repeat(1, 16) / 7000, QuantSpec(type="nvfp4", scale="head"), torch.full((1, 16), 0.003)
+    q = quantize(small, quant, scale=second)
+    assert torch.equal(q.scale, (small[:, :1].abs() / 0.003 / 6).to(torch.float8_e4m3fn).view(torch.uint8)), "in units of the second scale"
+    seen = q.scale[:, 0] >= 8  # scales of four bits
+    assert bool((dequantize(q, quant)[seen] / small[seen] - 1).abs().max() <= 1 / 16 + 1e-3), "what the second scale makes large enough"
+    assert quantize(small, QuantSpec(type="nvfp4")).scale[seen].max() < 8, "would be lost without it"
     tops = torch.tensor([7.9, 8.0, 4.0, 0.51, 1e-30, 0.0, 65504.0])
     q = quantize(tops[:, None].repeat(1, 32), QuantSpec(type="mxfp4"))
     assert q.scale.flatten().tolist() == [127, 128, 127, 124, 103, 103, 140], "2^(floor(log2 top) - 2), at least 2^-24"

@@ -44,7 +44,7 @@ struct Quantizer {
   static void pack_subtile(uint8_t* block, const uint8_t* params, int token, Row row) {
     uint8_t* subtile = subtile_of(block, token);
     if constexpr (Code::quantized && !Op::per_channel)
-      for (int t = 0; t < C::kSubtile; ++t) put_token_params(subtile, t, row(token + t));
+      for (int t = 0; t < C::kSubtile; ++t) put_token_params(params, subtile, t, row(token + t));
     for (int tile = 0; tile < Op::row_extent / kLanes; ++tile) {
       if constexpr (Info::kRowsAreTokens && C::kBoosted > 0)
         boosted_codes_of_tokens(params, subtile, token, tile, row);
@@ -58,7 +58,7 @@ struct Quantizer {
   // One token of a sub-tile. A word of V holds its neighbours, too, whose bits stay; one of K holds its own channels.
   static void put_token(const uint8_t* params, uint8_t* subtile, int token, const Element* x) {
     constexpr int width = 32 / Code::per_word;
-    if constexpr (Code::quantized && !Op::per_channel) put_token_params(subtile, token, x);
+    if constexpr (Code::quantized && !Op::per_channel) put_token_params(params, subtile, token, x);
     for (int c = 0; c < C::kHeadDim; c += kLanes) {
       U32 bits;
       if constexpr (Code::quantized)
@@ -117,17 +117,17 @@ struct Quantizer {
     }
   }
 
-  static void put_token_params(uint8_t* subtile, int token, const Element* x) {
+  static void put_token_params(const uint8_t* params, uint8_t* subtile, int token, const Element* x) {
     for (int group = 0; group < C::kHeadDim / Info::kGroup; ++group)
-      put_range(const_cast<Param*>(Op::param(nullptr, subtile, group, token)), x + group * Info::kGroup);
+      put_range(const_cast<Param*>(Op::param(params, subtile, group, token)), x + group * Info::kGroup, Op::second(params));
   }
 
-  // Params of `group` neighbours.
-  static void put_range(Param* at, const Element* x) {
+  // Params of `group` neighbours, in units of a second scale.
+  static void put_range(Param* at, const Element* x, float second) {
     if constexpr (Info::kGroup % kLanes == 0) {
       Range range(load_floats<Element>(x));
       for (int i = kLanes; i < Info::kGroup; i += kLanes) range.add(load_floats<Element>(x + i));
-      return Code::put_params(at, at + Op::param_extent, -largest_lane(-range.low), largest_lane(range.high));
+      return Code::put_params(at, at + Op::param_extent, -largest_lane(-range.low) / second, largest_lane(range.high) / second);
     }
     float low = to_float(x[0]), high = low;
     for (int i = 1; i < Info::kGroup; ++i) {
@@ -135,7 +135,7 @@ struct Quantizer {
       low = value < low ? value : low;
       high = value > high ? value : high;
     }
-    Code::put_params(at, at + Op::param_extent, low, high);
+    Code::put_params(at, at + Op::param_extent, low / second, high / second);
   }
 
   // Element k of 16 rows, as the bits that go into their words.

@@ -13,17 +13,20 @@ namespace kvgen {
 
 // The operand Op (K or V, `Constants::Key` or `Constants::Value`) of a configuration C: the addresses of its codes and params in a block.
 // Rows of K are tokens, and k runs over channels; of V, it is the other way round.
-// Op::StaticScale: scales are given with the cache, one per channel of a head. In place of a block its functions take these.
+// Op::StaticScale: scales are given with the cache, one per channel of a head. In place of a block its functions take these. Where groups
+// have scales too (NVFP4), the channels of a head have one static scale, which multiplies them.
 template <class Op, class = void>
 constexpr bool kStatic = false;
 template <class Op>
 constexpr bool kStatic<Op, std::void_t<typename Op::StaticScale>> = true;
+template <class Op>
+constexpr bool kTwoLevels = kStatic<Op> && Op::kParams > 0;
 
 template <class C, class Op>
 struct Operand {
   using Code = typename Op::Codec;
-  using Param = std::conditional_t<kStatic<Op>, float, typename Code::template Param<typename C::Param>>;
-  static constexpr bool per_channel = Op::kPerChannel || kStatic<Op>;
+  using Param = std::conditional_t<kStatic<Op> && !kTwoLevels<Op>, float, typename Code::template Param<typename C::Param>>;
+  static constexpr bool per_channel = Op::kPerChannel || (kStatic<Op> && !kTwoLevels<Op>);
   static constexpr int k_extent = Op::kRowsAreTokens ? C::kHeadDim : C::kSubtile;
   static constexpr int row_extent = Op::kRowsAreTokens ? C::kSubtile : C::kHeadDim;
   static constexpr int param_extent = per_channel ? C::kHeadDim : C::kSubtile;
@@ -37,9 +40,15 @@ struct Operand {
   }
 
   static const Param* param(const uint8_t* block, const uint8_t* subtile, int group, int index) {
-    if constexpr (kStatic<Op>) return reinterpret_cast<const float*>(block) + index;
+    if constexpr (kStatic<Op> && !kTwoLevels<Op>) return reinterpret_cast<const float*>(block) + index;
     const uint8_t* section = Op::kPerChannel ? block + Op::kChannelParams : subtile + Op::kTokenParams;
     return reinterpret_cast<const Param*>(section) + static_cast<int64_t>(group) * Op::kParams * param_extent + index;
+  }
+
+  // What multiplies the scales of all groups.
+  static float second(const uint8_t* block) {
+    if constexpr (kTwoLevels<Op>) return *reinterpret_cast<const float*>(block);
+    return 1;
   }
 
   // x = centered code * scale + zero, from the stored params (x = code * scale + zero, or no zero for symmetric codes).
@@ -51,7 +60,8 @@ struct Operand {
   // Of 16 neighbours along the axis that params lie on: channels of a token group, or tokens of a channel group.
   static Affine affine(const uint8_t* block, const uint8_t* subtile, int group, int index) {
     const Param* at = param(block, subtile, group, index);
-    const F32 scale = load_floats<Param>(at);
+    F32 scale = load_floats<Param>(at);
+    if constexpr (kTwoLevels<Op>) scale = scale * second(block);
     if constexpr (Op::kZero) return {scale, load_floats<Param>(at + param_extent)};
     return {scale, F32{}};
   }
@@ -59,7 +69,8 @@ struct Operand {
   // Of one element, in every lane.
   static Affine affine_of_one(const uint8_t* block, const uint8_t* subtile, int group, int index) {
     const Param* at = param(block, subtile, group, index);
-    const float scale = to_float(at[0]);
+    float scale = to_float(at[0]);
+    if constexpr (kTwoLevels<Op>) scale *= second(block);
     if constexpr (Op::kZero) return {splat<F32>(scale), splat<F32>(to_float(at[param_extent]))};
     return {splat<F32>(scale), F32{}};
   }

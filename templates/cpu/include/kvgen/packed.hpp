@@ -139,8 +139,8 @@ struct PackedKeys {
     weights.template add<prefetched>(at, prefetch_offset(first), 0, words, acc);
     for (int t = 0; t < T; ++t) {
       const int tile = first + t;
-      const Affine a =
-          Op::centered(Op::affine(nullptr, chunk.subtile[tile / chunk.tiles_per_subtile], g, tile % chunk.tiles_per_subtile * kLanes));
+      const uint8_t* subtile = chunk.subtile[tile / chunk.tiles_per_subtile];
+      const Affine a = Op::centered(Op::affine(Op::source(nullptr, chunk.key_scales), subtile, g, tile % chunk.tiles_per_subtile * kLanes));
       for (int m = 0; m < M; ++m) {
         float* to = score + m * C::chunk + tile * kLanes;
         F32 sum_of_group = weights.sum(acc, m, t) * a.scale;
@@ -187,7 +187,8 @@ struct PackedValues {
     for (int g = 0; g < groups; ++g) {
       F32 zeros[M] = {};
       for (int token = 0; token < chunk.tokens; token += kLanes) {
-        const Affine a = Op::centered(Op::affine(nullptr, chunk.subtile[token / C::kSubtile], g, token % C::kSubtile));
+        const uint8_t *subtile = chunk.subtile[token / C::kSubtile], *second = Op::source(nullptr, chunk.value_scales);
+        const Affine a = Op::centered(Op::affine(second, subtile, g, token % C::kSubtile));
         for (int m = 0; m < M; ++m) {
           const F32 x = load<F32>(p + m * C::chunk + token);
           store(scaled + m * C::chunk + token, x * a.scale);

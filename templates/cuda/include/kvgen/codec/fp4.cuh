@@ -61,6 +61,11 @@ struct Fp4 : SmallFloats<2, 1> {
     params[0] = Scale::of(fmaxf(-low, high));
     return scaler_of(to_float(params[0]));
   }
+  // The same with a second level, which multiplies the scales of all groups.
+  __device__ __forceinline__ static Scaler make_scaler(float low, float high, Scale (&params)[2], float second) {
+    params[0] = Scale::of(__fdiv_rn(fmaxf(-low, high), second));
+    return scaler_of(to_float(params[0]) * second);
+  }
 };
 
 }  // namespace kvgen

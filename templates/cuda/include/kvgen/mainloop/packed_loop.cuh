@@ -14,7 +14,7 @@ struct Shared {
   uint8_t* memory;
   uint8_t* fragments;  // of q
   float* factors;      // per query row: converts products to scores in log2 units
-  float* query_sums;   // per K group and query row: sum of q; with static scales of K: of q * scale, and then the factors of these products
+  float* query_sums;   // per K group and query row: sum of q; with static scales of K alone: of q * scale. Then packed_factors, if static
   float* merge;
   RowStats* warp_stats;
   WorkTile* work_tiles;  // of all warps
@@ -34,8 +34,10 @@ struct Shared {
   __device__ uint32_t ring() const { return ptx::shared_address(memory); }
   __device__ uint32_t query() const { return ptx::shared_address(fragments); }
   // The query of the packed loop, and its factors.
-  __device__ uint32_t packed_query() const { return query() + (kStatic<typename Traits::Key> ? Traits::kQueryPlainBytes : 0); }
-  __device__ const float* packed_factors() const { return kStatic<typename Traits::Key> ? query_sums + Traits::kQTiles * 8 : factors; }
+  __device__ uint32_t packed_query() const { return query() + (kStaticAlone<typename Traits::Key> ? Traits::kQueryPlainBytes : 0); }
+  __device__ float* packed_factors() const {
+    return kStatic<typename Traits::Key> ? query_sums + Traits::kQTiles * 8 * Traits::kKeyGroups : factors;
+  }
 };
 
 // The query operands. K per channel: of the sub-tile's groups of tokens.
@@ -53,7 +55,7 @@ __device__ __forceinline__ void load_query(const Shared<Traits>& shared, int lan
 #pragma unroll
   for (int tile = 0; tile < Traits::kQTiles; ++tile) {
     query.fragments[0][tile].load(shared.packed_query(), tile, lane);
-    if constexpr (kStatic<typename Traits::Key>)
+    if constexpr (kStaticAlone<typename Traits::Key>)
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
         const int row = q_row<Traits>(tile, lane, c);

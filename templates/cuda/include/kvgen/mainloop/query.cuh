@@ -87,7 +87,9 @@ struct QueryLoader {
     }
     const int at = tile * 8 + lane / 4;
     if (lane % 4 == 0) shared.factors[at] = args.scale * 1.4426950408889634f * power_of_two(-shift);
-    if constexpr (kStatic<typename Traits::Key>) publish_scaled(shared, raw, scales, shift, tile, lane);
+    if constexpr (kStaticAlone<typename Traits::Key>) publish_scaled(shared, raw, scales, shift, tile, lane);
+    if constexpr (kTwoLevels<typename Traits::Key>)
+      if (lane % 4 == 0) shared.packed_factors()[at] = shared.factors[at] * *scales;
     if constexpr (!Traits::kKeyPerToken) return;
 #pragma unroll
     for (int q = 0; q < Traits::kKeyGroups; ++q) {
@@ -131,7 +133,7 @@ struct QueryLoader {
     sum += __shfl_xor_sync(~0u, sum, 1);
     sum += __shfl_xor_sync(~0u, sum, 2);
     if (const int at = tile * 8 + lane / 4; lane % 4 == 0)
-      shared.query_sums[at] = sum, shared.query_sums[Traits::kQTiles * 8 + at] = shared.factors[at] * largest;
+      shared.query_sums[at] = sum, shared.packed_factors()[at] = shared.factors[at] * largest;
   }
 
   __device__ static float power_of_two(int exponent) { return __uint_as_float(static_cast<uint32_t>(127 + exponent) << 23); }

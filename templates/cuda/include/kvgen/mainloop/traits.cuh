@@ -167,7 +167,7 @@ struct Traits : Schedule {
   using Memory = typename Schedule::Memory;
   static_assert(kSlotBytes == Memory::kSlot && Memory::kScalars - Memory::kWorkTiles == Schedule::kWarps * WorkQueue::kWarpBytes);
   static_assert(Memory::kFlags - Memory::kScalars == (kQTiles * 8 * (1 + kKeyGroups + kStatic<Key>)+Schedule::kWarps * 8 * 2) * 4);
-  static_assert(Memory::kMerge - Memory::kQuery >= kQueryPlainBytes * (kErrorInCopy || kStatic<Key> ? 2 : 1));
+  static_assert(Memory::kMerge - Memory::kQuery >= kQueryPlainBytes * (kErrorInCopy || kStaticAlone<Key> ? 2 : 1));
   static_assert(Memory::kPages - Memory::kMerge >= Schedule::kWarps * kTileQRows * kMergeStride * 4);
 };
 

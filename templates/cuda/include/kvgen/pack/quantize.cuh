@@ -206,7 +206,7 @@ template <class Format, Which kWhich, class Row, class Part = WholeTile>
 __device__ __forceinline__ void pack_tile(Row&& row, int token, uint8_t* block, const float* scales, Part part = {}) {
   using Element = typename Format::Element;
   using Quant = typename Places<Format, kWhich>::Quant;
-  if constexpr (kStatic<Quant>) {
+  if constexpr (kStaticAlone<Quant>) {
     using Places = StaticPlaces<kvgen::Places<Format, kWhich>>;
     using Runs = typename Places::Runs;
     constexpr int kChunk = greatest_common_divisor(2, Runs::kCount);
@@ -228,7 +228,7 @@ __device__ __forceinline__ void pack_tile(Row&& row, int token, uint8_t* block, 
     for (int start = 0; start < kRuns; start += kGroupRuns) {
       const Group vectors(row, token, start);
       TokenCoder<Places, Element> scalers[Places::kLaneRows];
-      if constexpr (Quant::Codec::kQuantized) token_scalers(vectors, token, start, block, scalers, part);
+      if constexpr (Quant::Codec::kQuantized) token_scalers(vectors, token, start, block, scales, scalers, part);
 #pragma unroll 1
       for (int x = 0; x < kGroupRuns; x += kChunk)
         pack_chunk<Places, Element, kChunk>([&](int lane_row, int i) { return vectors(lane_row, (Group::kInRegisters ? 0 : x) + i); },

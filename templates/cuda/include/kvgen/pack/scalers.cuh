@@ -2,6 +2,7 @@
 #pragma once
 #include "kvgen/format/elements.cuh"
 #include "kvgen/format/places.cuh"
+#include "kvgen/format/static.cuh"
 #include "kvgen/pack/words.cuh"
 #include "kvgen/ptx.cuh"
 
@@ -146,10 +147,10 @@ struct PartOfTile {
 };
 
 // Computes the scalers of a lane's rows, whose vectors belong to one group. The four lanes of a row have the same extremes, so each of them
-// computes the scaler of another row and writes its params.
+// computes the scaler of another row and writes its params. `scales` are the head's static ones.
 template <class Places, class Element, int kCount, class Part>
 __device__ __forceinline__ void token_scalers(const LaneVectors<Places, Element, kCount>& vectors, int token, int x, uint8_t* block,
-                                              TokenCoder<Places, Element> (&scalers)[Places::kLaneRows], Part part) {
+                                              const float* scales, TokenCoder<Places, Element> (&scalers)[Places::kLaneRows], Part part) {
   using Quant = typename Places::Quant;
   constexpr int kLaneRows = Places::kLaneRows;
   const int lane = threadIdx.x % 32, mine = lane % kLaneRows;
@@ -169,7 +170,11 @@ __device__ __forceinline__ void token_scalers(const LaneVectors<Places, Element,
   }
   using Param = typename Quant::Codec::Param;
   Param params[2];
-  const Scaler s = Quant::Codec::make_scaler(own.lowest(), own.highest(), params);
+  Scaler s;
+  if constexpr (kTwoLevels<Quant>)
+    s = Quant::Codec::make_scaler(own.lowest(), own.highest(), params, *scales);
+  else
+    s = Quant::Codec::make_scaler(own.lowest(), own.highest(), params);
   bool writes = lane % 4 < kLaneRows;
   if constexpr (!Part::kWhole) writes = writes && part.has(token + mine * 8 + lane / 4);
   if (writes) {

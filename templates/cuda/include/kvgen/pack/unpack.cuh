@@ -25,17 +25,18 @@ __device__ __forceinline__ float param(const uint8_t* block, int kind, int token
 template <class Places>
 struct Affine {
   using Quant = typename Places::Quant;
-  static constexpr int kCount = Quant::kPerChannel || kStatic<Quant> ? 8 : 1;
+  static constexpr int kCount = Quant::kPerChannel || kStaticAlone<Quant> ? 8 : 1;
   float scale[kCount], zero[kCount];
 
   __device__ __forceinline__ Affine(const uint8_t* block, const float* scales, int token, int channel, bool half) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       const int at = channel + (half ? i % 4 : i);
-      if constexpr (kStatic<Quant>)
+      if constexpr (kStaticAlone<Quant>)
         scale[i] = scales[at];
       else
         scale[i] = param<Places>(block, 0, token, at);
+      if constexpr (kTwoLevels<Quant>) scale[i] *= *scales;
       zero[i] = 0.f;
       if constexpr (Quant::kZero) zero[i] = param<Places>(block, 1, token, at);
     }
@@ -80,8 +81,8 @@ __device__ __forceinline__ void dequantize(const uint8_t* block, const float* sc
     const Affine<Places> first(block, scales, row, channel, half);
 #pragma unroll
     for (int lane_row = 0; lane_row < Places::kLaneRows; ++lane_row) {
-      const bool same =
-          kStatic<Quant> || (Quant::kPerChannel ? lane_row * 8 < Places::kParamTokens : lane_row == 0);  // params as the first lane row's
+      const bool same = kStaticAlone<Quant> ||
+                        (Quant::kPerChannel ? lane_row * 8 < Places::kParamTokens : lane_row == 0);  // params as the first lane row's
       // Lane rows 2 and 3 of a tile that splits groups have one group: equal addresses let them share registers.
       const int other = Places::kSplitsGroups ? token + lane_row / 2 * 16 : row + lane_row * 8;
       const Affine<Places> affine = same ? first : Affine<Places>(block, scales, other, channel, half);
