@@ -69,6 +69,7 @@ FORMATS = {
     "int4, rotated": "k4v4:token:krot128:vrot128",
     "nvfp4": "knvfp4vnvfp4",
     "mxfp4": "kmxfp4vmxfp4",
+    "nvfp4, static per tensor": "knvfp4vnvfp4:kscale-tensor:vscale-tensor",
     "int8, static per channel": "k8v8:sym:vchannel:kscale-channel:vscale-channel",
     "e4m3, static per tensor": "ke4m3ve4m3:kscale-tensor:vscale-tensor",
     "int8, static per channel, on arrival": "k8v8:sym:vchannel:kscale-channel:vscale-channel:page16:arrival",

@@ -63,6 +63,11 @@ FEATURES: dict[str, dict[str, Any]] = {
     "largest groups per channel (512 tokens)": _with(key={"group": 512}),
     "symmetric": _with(key={"zero": False}, value={"zero": False}),
     "static scales, given with the cache": _both(bits=8, scale="head", zero=False),
+    "nvfp4 with a static scale per tensor": {
+        **_with(),
+        "key": {"type": "nvfp4", "scale": "tensor"},
+        "value": {"type": "nvfp4", "scale": "tensor"},
+    },
     "static scales per channel, tokens quantized as they arrive": {
         **_both(bits=8, scale="channel", zero=False),
         "cache": {"quantize": "arrival"},

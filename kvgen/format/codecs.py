@@ -74,7 +74,9 @@ def _integers(bits: int, zero: bool) -> Codec:
 _FLOATS = {
     "e4m3": Codec("Fp8<4, 3>", 8, 16, 2, True, "e4m3", largest=448, header="fp8"),
     "e5m2": Codec("Fp8<5, 2>", 8, 16, 2, True, "e5m2", largest=57344, header="fp8"),
-    "nvfp4": Codec("Fp4<kvgen::E4m3Scale>", 4, 16, 1, True, "nvfp4", largest=6, rows_of_byte=2, largest_scale=448, param_bytes=1, header="fp4"),
+    "nvfp4": Codec(
+        "Fp4<kvgen::E4m3Scale>", 4, 16, 1, True, "nvfp4", largest=6, rows_of_byte=2, largest_scale=448, param_bytes=1, header="fp4"
+    ),
     "mxfp4": Codec("Fp4<kvgen::E8m0Scale>", 4, 16, 1, True, "mxfp4", largest=6, rows_of_byte=2, param_bytes=1, header="fp4"),
 }
 

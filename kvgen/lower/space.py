@@ -241,7 +241,11 @@ def spec_facts(spec: KernelSpec) -> dict[str, Fact]:
         "page": spec.cache.page or 0,
     }
     for label, quant in (("key", spec.key), ("value", spec.value)):
-        facts |= {f"{label}_bits": quant.bits, f"{label}_axis": quant.axis if quant.grouped or not quant.quantized else "channel", f"{label}_group": quant.group}
+        facts |= {
+            f"{label}_bits": quant.bits,
+            f"{label}_axis": quant.axis if quant.grouped or not quant.quantized else "channel",
+            f"{label}_group": quant.group,
+        }
         facts[f"{label}_integers"] = codec_of(quant).integers
         facts |= {f"{label}_per_channel": quant.per_channel, f"{label}_group_tokens": channel_group(quant)}
     return facts

@@ -20,7 +20,9 @@ FORMATS = (
     "ke4m3ve5m2:kscale-tensor:vscale-channel:bf16:page64:arrival", "k8v4:kscale-head:krot16:d80:arrival",
     "ke4m3ve4m3:token:sink32:local128:rollback8:d64", "ke4m3ve4m3:window300:cap20:kg32", "ke5m2v16:d256",
     "knvfp4vnvfp4", "kmxfp4vmxfp4:bf16", "knvfp4vmxfp4:page16:d64:q3", "kmxfp4v4", "ke4m3vnvfp4:h32/2:d80", "k4vmxfp4:kg32:h5/1:d96",
-    "knvfp4vmxfp4:sink32:local128:rollback8:q4", "kmxfp4vnvfp4:window300:cap20:d256",
+    "knvfp4vmxfp4:sink32:local128:rollback8:q4", "knvfp4vnvfp4:kscale-tensor:vscale-tensor",
+    "knvfp4vnvfp4:kscale-head:vscale-tensor:bf16:h32/2:d80:sink32:local128", "knvfp4v8:kscale-head:vscale-channel:page16:q4:arrival",
+    "kmxfp4vnvfp4:window300:cap20:d256",
 )  # fmt: skip
 SHAPES = (
     "k4v4:h32/32", "k8v8:h8/1", "k2v2:h6/2", "k4v4:h5/1", "k4v4:h12/2", "k8v8:h7/1", "k4v4:h16/1", "k2v2:h32/2", "k4v4:h15/1:token",
@@ -95,7 +97,7 @@ OLDER = tuple(
         ("k8v8:vchannel:sym", "default"), ("k2v2:kg16:vchannel:vg16", "default"), ("k16v16:d256", "default"),
         ("ke4m3ve4m3:token", "default"), ("ke4m3ve5m2:vchannel:kg32", "default"), ("knvfp4vmxfp4", "default"),
         ("k8v8:kscale-channel:vscale-channel", "default"), ("ke4m3ve4m3:kscale-tensor:vscale-head", "default"),
-        ("ke4m3v4:kscale-channel:vscale-tensor:page16:arrival", "default"),
+        ("ke4m3v4:kscale-channel:vscale-tensor:page16:arrival", "default"), ("knvfp4vnvfp4:kscale-tensor:vscale-head", "default"),
         ("k4v4:d512:h8/2", "default"), ("k8v8:d512:token:h8/2", "default"),
     )
 )  # fmt: skip

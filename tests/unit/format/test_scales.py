@@ -60,3 +60,5 @@ def test_calibrated_scales_saturate_nothing() -> None:
     whole = WholeSequences(spec, 32, k, v, scales)
     for read, held, scale in zip(whole._read, whole.held, scales, strict=True):
         assert ((read - held).abs() <= scale.double() * 0.5001).all()
+    two_levels, _ = calibrated_scales(spec_of(k="nvfp4@head", dtype="float32"), k, v)
+    assert torch.equal(two_levels, k.abs().amax((0, 1, 3)) / (6 * 448)), "the largest code times the largest scale of a group"

@@ -51,7 +51,12 @@ def changed(changes: dict[str, Any]) -> dict[str, Any]:
             {"key.scale": "head", "key.group": 5},
         ),
         ({"value.bits": 16, "value.scale": "tensor"}, "value.scale", "there are none with 16 bits", {"value.scale": "tensor"}),
-        ({"key": {"type": "mxfp4", "scale": "head"}}, "key.scale", "no second level of scales", {"key": {"type": "nvfp4", "scale": "head"}}),
+        (
+            {"key": {"type": "mxfp4", "scale": "head"}},
+            "key.scale",
+            "no second level of scales",
+            {"key": {"type": "nvfp4", "scale": "head"}},
+        ),
         ({"key": {"type": "nvfp4", "scale": "channel"}}, "key.scale", "not of a channel", {"key": {"type": "nvfp4"}}),
         ({"cache.page": 64}, "cache.page", "the layout is contiguous", {**PAGED, "cache.page": 64}),
         ({BOOST: 0.25}, BOOST, "but key.bits is 4", {**KEY2, BOOST: 0.25}),
