@@ -11,8 +11,8 @@ from kvgen.spec import KernelSpec, QuantSpec
 
 
 def calibrated_scales(spec: KernelSpec, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Scales of K and of V by which no number of k and v [..., kv_heads, head_dim] saturates: the largest magnitude over that of a code (of nvfp4, times
-    that of a scale of a group).
+    """Scales of K and of V by which no number of k and v [..., kv_heads, head_dim] saturates: the largest magnitude over that of a code.
+    Of nvfp4 over that of a code times the largest scale of a group, so that no such scale saturates.
 
     None for an operand whose blocks hold scales. What the format rotates is rotated first. float32, on the CPU: [], [kv_heads] or
     [kv_heads, head_dim]; 1 where all numbers are 0.

@@ -271,7 +271,7 @@ def _operand(quant: QuantSpec, head_dim: int, element: int, *, rows_are_tokens: 
     kind = None if quant.type == "int" else quant.type
     if not quant.grouped:
         return Operand(quant.bits, quant.bits, "token", head_dim, False, rows_are_tokens, boost, rotation, kind, True)
-    static = True if quant.static else None
+    static: Literal[True] | None = True if quant.static else None
     return Operand(quant.bits, quant.bits, quant.axis, quant.group, quant.zero, rows_are_tokens, boost, rotation, kind, static)
 
 
