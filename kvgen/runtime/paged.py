@@ -165,8 +165,13 @@ class PagedCalls:
     def write(self, k: Tensor, v: Tensor, store: Store, slots: Tensor) -> None:
         """Quantize token i of `k` and `v` into slot `slots[i]`, page · page size + place in it: int64 [tokens], -1 for none. It is for
         formats with `cache.quantize` arrival, whose tokens it writes in one call, whatever rows they are of.
+
+        Raises ValueError for another format.
         """
-        self.kernel._distinct[0].module.write(k, v, store.packed, slots, store.scales)
+        write = self.kernel._distinct[0].module.write
+        if write is None:
+            raise ValueError("write is for formats with cache.quantize arrival")
+        write(k, v, store.packed, slots, store.scales)
 
     def attend(
         self,

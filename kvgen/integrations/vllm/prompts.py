@@ -60,4 +60,4 @@ class Prompts:
 
 def _signs(channels: int, turn: Any) -> Tensor:
     """The rotation without its scale, [head_dim, head_dim] of 1, -1 and 0: exact in any dtype."""
-    return (rotate(torch.eye(channels, dtype=torch.float64), turn) * turn.block**0.5).round()
+    return torch.round(rotate(torch.eye(channels, dtype=torch.float64), turn) * float(turn.block) ** 0.5)
