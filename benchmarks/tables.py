@@ -273,7 +273,7 @@ def accuracy_about() -> str:
     options = f"--context {longest} --passages {one.passages} --questions {one.questions} --csv kvgen/accuracy/formats.csv"
     rows = [
         ["machine", f"{one.device}, torch {one.torch}, {one.date}"],
-        ["model", f"{one.model} in {one.dtype}, kvgen {one.kvgen}"],
+        ["model", f"{one.model} in {one['dtype']}, kvgen {one.kvgen}"],
         ["measured", f"{amount}, seed {one.seed}"],
         ["texts", one.texts],
         [
@@ -318,6 +318,10 @@ ORDERS = (
     ("per token, groups of 32 rather than of a head", "int4-gqa-groupwise", "turbomind-int4"),
     ("fp8 (e4m3) rather than int8, both per token", "fp8-e4m3", "turbomind-int8"),
     ("three bits of mantissa rather than two (fp8)", "fp8-e4m3", "fp8-e5m2"),
+    ("4-bit floats in groups of 16 rather than integers in groups of 32", "nvfp4", "int4-gqa-groupwise"),
+    ("scales of one byte in e4m3 for 16 channels rather than powers of two for 32", "nvfp4", "mxfp4"),
+    ("fp8 with a scale for each token rather than one for all", "fp8-e4m3", "fp8-e4m3-static"),
+    ("int8 per channel with a scale for 128 tokens rather than one for all", "int8-per-channel", "int8-static-channels"),
     ("8 bits in the two first and two last layers", "int4-ends-8", "bitdecoding-int4"),
 )
 """What papers and users take for better: of two formats the first."""

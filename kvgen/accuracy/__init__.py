@@ -41,6 +41,8 @@ def formats() -> dict[str, dict[str, Any]]:
         "int4-groups-of-32": {**int4, **groups},
         "fp8-e5m2": {"preset": "fp8-e4m3", "key": {"type": "e5m2"}, "value": {"type": "e5m2"}},
         "e4m3-keys-int4-values": {"preset": "fp8-e4m3", "value": {"type": "int", "bits": 4, "zero": True}},
+        "fp8-e4m3-static": {name: {"type": "e4m3", "scale": "tensor"} for name in ("key", "value")},
+        "int8-static-channels": {name: {"bits": 8, "scale": "channel"} for name in ("key", "value")},
         "int4-rotated-keys": {**int4, "key": {"rotate": "hadamard"}},
         "turbomind-int4-rotated": {"preset": "turbomind-int4", "key": {"rotate": "hadamard"}, "value": {"rotate": "hadamard"}},
         "int4-ends-8": {**int4, "ends": {"layers": 2, **bits(8, 8)}},

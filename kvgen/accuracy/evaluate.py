@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from statistics import fmean
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,9 @@ from kvgen.accuracy.texts import Questions, Text, packaged_file, passages, quest
 from kvgen.api import FallbackWarning, get_kernel
 from kvgen.errors import KvgenError, SpecError, UnsupportedError
 from kvgen.extras import require
+from kvgen.format.calibration import calibrated_scales
 from kvgen.format.residual import residual_rows
+from kvgen.format.scales import has_static_scales
 from kvgen.format.sizes import bits_per_element
 from kvgen.registry.entry import here
 from kvgen.spec import KernelSpec
@@ -49,6 +52,11 @@ RESAMPLES = 1000
 PERCENT = (2.5, 97.5)
 """Of the resampled means: the ends of an interval."""
 Told = Callable[[str], None]
+Record = dict[str, Any]
+Pair = tuple[Tensor | None, Tensor | None]
+Scales = Mapping[str, Sequence[Pair]]
+"""By format, of K and of V of every layer."""
+NONE: Scales = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -128,53 +136,85 @@ def load(name: str | None, dtype: str | None = None) -> Subject:
 
 
 def evaluate(
-    subject: Subject, formats: Mapping[str, Mapping[str, Any]], texts: Sequence[Text], sizes: Sizes, told: Told = lambda _: None
-) -> list[dict[str, Any]]:
+    subject: Subject,
+    formats: Mapping[str, Mapping[str, Any]],
+    texts: Sequence[Text],
+    sizes: Sizes,
+    told: Told = lambda _: None,
+    kept: Callable[[list[Record]], None] = lambda _: None,
+) -> list[Record]:
     """A record of every format, measure, text and context: its value with the ends of a 95 % interval.
 
     Formats are mappings without heads, as `layer_specs` takes them; those that a layer of the model cannot have are told and left out.
+    `kept` is given all records so far after every text, and after every kind and length of questions.
     Raises KvgenError where the context is beyond the model's limit or a text is too short.
     """
+    records: list[Record] = []
     if sizes.context > subject.limit:
         raise KvgenError(f"a context of {sizes.context} tokens is beyond the limit of {subject.name}, {subject.limit}")
     with warnings.catch_warnings(), torch.inference_mode():
         warnings.simplefilter("ignore", FallbackWarning)  # times are not the question
         specs = _specs(subject, formats, sizes.context, told)
-        figures = _figures(subject, specs, texts, sizes, told)
-    about = {
-        "model": subject.name, "dtype": subject.dtype, "texts": "; ".join(f"{text.kind}: {text.source}" for text in texts),
-        "passages": sizes.passages, "questions": sizes.questions, "seed": sizes.seed,
-        "device": here("cpu" if subject.device.type == "cpu" else "sm90")["name"], "torch": torch.__version__, "kvgen": __version__,
-        "date": datetime.now(timezone.utc).date().isoformat(),
-    }  # fmt: skip
-    return [
-        {**size_of(name, specs.get(name)), **record, **about}
-        for name, parts in figures.items()
-        for record in _records({key: torch.cat(found) for key, found in parts.items()}, figures[STOCK], texts, sizes)
-    ]
+        about = {
+            "passages": sizes.passages, "questions": sizes.questions, "seed": sizes.seed,
+            "device": here("cpu" if subject.device.type == "cpu" else "sm90")["name"], "torch": torch.__version__, "kvgen": __version__,
+            "date": datetime.now(timezone.utc).date().isoformat(),
+        }  # fmt: skip
+        for figures in _figures(subject, specs, texts, sizes, told):
+            read = [text for text in texts if text.kind in figures[STOCK]]
+            source = {"model": subject.name, "dtype": subject.dtype, "texts": "; ".join(f"{text.kind}: {text.source}" for text in read)}
+            records = [
+                {**size_of(name, specs.get(name)), **record, **source, **about}
+                for name, parts in figures.items()
+                for record in _records({key: torch.cat(found) for key, found in parts.items()}, figures[STOCK], read, sizes)
+            ]
+            kept(records)
+    return records
 
 
 def _figures(
     subject: Subject, specs: Mapping[str, Sequence[KernelSpec]], texts: Sequence[Text], sizes: Sizes, told: Told
-) -> dict[str, dict[str, list[Tensor]]]:
-    """For each format, and for the stock cache, what `language` gives by text, and `retrieval` by kind and length."""
+) -> Iterator[dict[str, dict[str, list[Tensor]]]]:
+    """For each format, and for the stock cache, what `language` gives by text, and `retrieval` by kind and length: what there is after
+    each.
+    """
     heads = [spec.attention for spec in next(iter(specs.values()))]
     states = 3 * sum(2 * one.kv_heads * one.head_dim for one in heads)  # of the stock cache, a copy, and at most as much of a format
     vocabulary = subject.model.config.get_text_config(decoder=True).vocab_size
     figures: dict[str, dict[str, list[Tensor]]] = {name: {} for name in (STOCK, *specs)}
+    scales = calibrated(subject, specs, texts, sizes)
     for text in texts:
         ids = passages(subject.tokenizer, text, sizes.passages, sizes.context, sizes.seed).to(subject.device)
         for rows in torch.split(ids, fitting(subject, sizes.context, vocabulary)):
-            for name, found in language(subject.model, specs, rows).items():
+            for name, found in language(subject.model, specs, rows, scales).items():
                 figures[name].setdefault(text.kind, []).append(found)
         told(f"{text.kind}: {ids.numel()} tokens")
+        yield figures
     for context in sizes.asked:
         for kind in RETRIEVAL:
             asked = questions(subject.tokenizer, kind, texts[0], sizes.questions, context, sizes.seed)
-            for name, found in retrieval(subject.model, specs, asked, fitting(subject, context, states)).items():
+            for name, found in retrieval(subject.model, specs, asked, fitting(subject, context, states), scales).items():
                 figures[name][f"{kind} {context}"] = [found]
-        told(f"questions over {context} tokens")
-    return figures
+            told(f"{kind} over {context} tokens")
+            yield figures
+
+
+def calibrated(subject: Subject, specs: Mapping[str, Sequence[KernelSpec]], texts: Sequence[Text], sizes: Sizes) -> Scales:
+    """Scales of every layer for the formats that have static ones: by the largest magnitudes over a passage of each text that is not
+    drawn as those that are measured.
+    """
+    static = {name: mine for name, mine in specs.items() if any(map(has_static_scales, mine))}
+    if not static:
+        return {}
+    ids = [passages(subject.tokenizer, text, 1, sizes.context, sizes.seed + 1).to(subject.device) for text in texts]
+    states = []
+    for passage in ids:
+        stock = stock_cache(subject.model)
+        for part in torch.split(passage, CHUNK, 1):
+            subject.model(part, **_argument(stock), use_cache=True, logits_to_keep=1)
+        states.append([(layer.keys.transpose(1, 2), layer.values.transpose(1, 2)) for layer in stock.layers])
+    layers = [tuple(torch.cat(parts, 1) for parts in zip(*layer, strict=True)) for layer in zip(*states, strict=True)]
+    return {name: [calibrated_scales(spec, *layer) for spec, layer in zip(mine, layers, strict=True)] for name, mine in static.items()}
 
 
 def _specs(subject: Subject, formats: Mapping[str, Mapping[str, Any]], max_len: int, told: Told) -> dict[str, list[KernelSpec]]:
@@ -221,7 +261,7 @@ def fitting(subject: Subject, tokens: int, width: int) -> int:
 # --- passes over the model -----------------------------------------------------------------------------------------------------
 
 
-def language(model: Any, formats: Mapping[str, Sequence[KernelSpec]], ids: Tensor) -> dict[str, Tensor]:
+def language(model: Any, formats: Mapping[str, Sequence[KernelSpec]], ids: Tensor, scales: Scales = NONE) -> dict[str, Tensor]:
     """For every format, and for the stock cache: of each predicted token of `ids` [passages, tokens], what `compared` gives.
 
     float32 [passages, 3, tokens - 1] on the host.
@@ -233,7 +273,7 @@ def language(model: Any, formats: Mapping[str, Sequence[KernelSpec]], ids: Tenso
         here = slice(first, first + CHUNK)
         found[STOCK][:, :, here] = compared(wanted[:, here], wanted[:, here], target[:, here]).cpu()
     for name, specs in formats.items():
-        cache = cache_of(model, specs, ids)
+        cache = cache_of(model, specs, ids, scales.get(name))
         for here in chunks(cache, 0, fed.shape[1]):
             logits = model(fed[:, here], **cache.argument, use_cache=True).logits
             found[name][:, :, here] = compared(logits, wanted[:, here], target[:, here]).cpu()
@@ -254,7 +294,9 @@ def compared(logits: Tensor, wanted: Tensor, target: Tensor) -> Tensor:
     return torch.cat(parts, 1).view(len(parts[0]), *target.shape).transpose(0, 1)
 
 
-def retrieval(model: Any, formats: Mapping[str, Sequence[KernelSpec]], asked: Questions, together: int) -> dict[str, Tensor]:
+def retrieval(
+    model: Any, formats: Mapping[str, Sequence[KernelSpec]], asked: Questions, together: int, scales: Scales = NONE
+) -> dict[str, Tensor]:
     """For every format, and for the stock cache: 1 where all tokens of an answer are the likeliest ones, float32 [contexts, depths].
 
     Greedy decoding gives exactly these answers. Every question follows the right answers to those before it.
@@ -280,7 +322,7 @@ def retrieval(model: Any, formats: Mapping[str, Sequence[KernelSpec]], asked: Qu
         found[STOCK].append(hits(model(tail, **_argument(stock), use_cache=True).logits.argmax(-1)))
         del stock
         for name, specs in formats.items():
-            cache = cache_of(model, specs, ids)
+            cache = cache_of(model, specs, ids, scales.get(name))
             cache.append(states)
             parts = [model(ids[:, here], **cache.argument, use_cache=True).logits.argmax(-1)
                      for here in chunks(cache, asked.prompt, ids.shape[1])]  # fmt: skip
@@ -288,12 +330,13 @@ def retrieval(model: Any, formats: Mapping[str, Sequence[KernelSpec]], asked: Qu
     return {name: torch.cat(parts) for name, parts in found.items()}
 
 
-def cache_of(model: Any, specs: Sequence[KernelSpec], ids: Tensor) -> Any:
-    """An empty `KvgenCache` for `ids` [sequences, tokens], whose attention the model runs from then on."""
+def cache_of(model: Any, specs: Sequence[KernelSpec], ids: Tensor, scales: Sequence[Pair] | None = None) -> Any:
+    """An empty `KvgenCache` for `ids` [sequences, tokens], whose attention the model runs from then on; `scales` are static ones."""
     from kvgen.integrations.transformers import KvgenCache
 
     model.set_attn_implementation("kvgen")
-    return KvgenCache(model.config, list(specs), ids.shape[0], ids.shape[1], model.device if model.device.type == "cuda" else None)
+    device = model.device if model.device.type == "cuda" else None
+    return KvgenCache(model.config, list(specs), ids.shape[0], ids.shape[1], device, scales)
 
 
 def chunks(cache: Any, first: int, last: int) -> Iterator[slice]:
@@ -343,9 +386,7 @@ def size_of(name: str, specs: Sequence[KernelSpec] | None) -> dict[str, Any]:
     return {"format": name, "bits": bits, "unquantized_tokens": max(spec.cache.unpacked for spec in specs)}
 
 
-def _records(
-    mine: Mapping[str, Tensor], stock: Mapping[str, Sequence[Tensor]], texts: Sequence[Text], sizes: Sizes
-) -> list[dict[str, Any]]:
+def _records(mine: Mapping[str, Tensor], stock: Mapping[str, Sequence[Tensor]], texts: Sequence[Text], sizes: Sizes) -> list[Record]:
     kinds = [text.kind for text in texts]
     records = []
     for context in sizes.contexts:
@@ -357,7 +398,7 @@ def _records(
             for measure, values in zip(MEASURES, (np.exp(loss), np.expm1(more), np.maximum(kl, 0), same), strict=True):
                 records.append(_record(measure, name, context, values))
     for context in sizes.asked:
-        for kind in RETRIEVAL:
+        for kind in (kind for kind in RETRIEVAL if f"{kind} {context}" in mine):
             hit = mine[f"{kind} {context}"].double().numpy()
             values = _mean([hit.mean(1, keepdims=True)], sizes.seed)[:, 0]
             depths = " ".join(f"{share:.3g}" for share in hit.mean(0))

@@ -77,7 +77,7 @@ def accuracy(
     dtype: Annotated[
         str | None, typer.Option("--dtype", help=f"Of the model: {', '.join(DTYPES)}; by default its own, on a CPU float32.")
     ] = None,
-    csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Also write all figures to a file.")] = None,
+    csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Also write all figures, as they are measured.")] = None,
     as_json: Json = False,
 ) -> None:
     """Measure what formats cost a language model: perplexity, KL divergence, greedy tokens and retrieval, over kvgen's kernels."""
@@ -100,10 +100,13 @@ def accuracy(
         chosen = {f"{name}-ends-8": {**form, "ends": eight} for name, form in chosen.items()}
     usual = (min(subject.limit, 8192), 10, 100) if gpu else (min(subject.limit, 2048), 2, 2)
     sizes = evaluate.Sizes(context or usual[0], passages or usual[1], questions or usual[2], seed)
-    records = evaluate.evaluate(subject, chosen, read, sizes, lambda line: typer.echo(line, err=True))
+
+    def kept(records: list[dict[str, Any]]) -> None:
+        if csv is not None:
+            write_csv(csv, pd.DataFrame(records))
+
+    records = evaluate.evaluate(subject, chosen, read, sizes, lambda line: typer.echo(line, err=True), kept)
     frame = pd.DataFrame(records)
-    if csv is not None:
-        write_csv(csv, frame)
     if as_json:
         print_json(records)
         return

@@ -52,6 +52,7 @@ def small() -> Any:
 
 
 FORMAT = {name: value for name, value in plain(4).items() if name != "arch"}
+STATIC = {**FORMAT, **{name: {"bits": 8, "scale": "channel"} for name in ("key", "value")}}
 OWN = Text("own", "a test", " ".join(f"{number} is a number and {number * number} its square." for number in range(3000)))
 
 
@@ -95,13 +96,18 @@ def test_k_and_v_of_the_stock_cache_are_those_of_a_prompt(small: Any) -> None:
 def test_figures_of_a_text(small: Any) -> None:
     from kvgen.accuracy.evaluate import MEASURES, RETRIEVAL, STOCK, Sizes, evaluate
 
-    records = evaluate(small, {"int4": FORMAT, "wrong": {"key": {"bits": 3}}}, [OWN], Sizes(512, 2, 1), print)
+    kept: list[list[dict[str, Any]]] = []
+    given = {"int4": FORMAT, "static": STATIC, "wrong": {"key": {"bits": 3}}}
+    records = evaluate(small, given, [OWN], Sizes(512, 2, 1), print, kept.append)
+    assert [{one["measure"] for one in part} - {*MEASURES} for part in kept] == [set(), {RETRIEVAL[0]}, {*RETRIEVAL}]
+    assert kept[-1] is records
     found = {(one["format"], one["measure"], one["context"]): one for one in records}
-    assert {form for form, _, _ in found} == {STOCK, "int4"}
+    assert {form for form, _, _ in found} == {STOCK, "int4", "static"}
     assert {measure for _, measure, _ in found} == {*MEASURES, *RETRIEVAL}
     kl = found["int4", "kl", 512]
     assert 0 < kl["low"] <= kl["value"] <= kl["high"] < 1
     assert kl["bits"] == pytest.approx(4 + 32 / 16 / 2 + 32 / 32 / 2), "scales and zeros count as numbers of 16 bits"
+    assert found["static", "kl", 512]["value"] < kl["value"] / 10, "scales are calibrated on the model"
     assert found[STOCK, "kl", 512]["value"] == 0
     assert found[STOCK, "perplexity", 512]["value"] * (1 + found["int4", "increase", 512]["value"]) == pytest.approx(
         found["int4", "perplexity", 512]["value"], rel=1e-4
