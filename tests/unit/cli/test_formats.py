@@ -29,13 +29,15 @@ def test_accuracy_prints_and_writes_the_figures_of_formats_by_name_and_file(
     """The model's figures are tests/unit/accuracy's task; these are numbers."""
     asked: dict[str, Any] = {}
 
-    def evaluated(subject: Any, formats: dict[str, Any], texts: list[Any], sizes: Any, told: Any) -> list[dict[str, Any]]:
+    def evaluated(subject: Any, formats: dict[str, Any], texts: list[Any], sizes: Any, told: Any, kept: Any) -> list[dict[str, Any]]:
         asked.update(formats)
         size = {"bits": 4.25, "unquantized_tokens": 0, "text": "all", "context": sizes.context, "depths": ""}
-        return [
+        records = [
             {"format": name, **size, "measure": measure, "value": 0.5, "low": 0.25, "high": 0.75}
             for name in formats for measure in (*evaluate.MEASURES, *evaluate.RETRIEVAL)
         ]  # fmt: skip
+        kept(records)
+        return records
 
     subject = SimpleNamespace(name="small", limit=1024, device=torch.device("cpu"))
     monkeypatch.setattr(evaluate, "load", lambda name, dtype: subject)
