@@ -62,6 +62,8 @@ CASES: dict[str, tuple[int, dict[str, Value]]] = {
     "k4v8:bf16:d512:h8/1:kg32:vg128": (32, {"kv_tile": 32}),
     # floats
     "knvfp4vmxfp4:h8/2:page16:d64:q2": (16, {"kv_tile": 64}),
+    "kmxfp4vnvfp4:h8/2:d96": (64, TWO),
+    "kmxfp4vnvfp4:bf16:h16/2:page16:d64:q2:arrival": (16, {"kv_tile": 64}),
     "ke4m3ve5m2:h4/4:vchannel:kg32:vg64:d80": (64, TWO),
     # static scales
     "k4v8:kscale-channel:vscale-head:h8/2:d64": (64, {"kv_tile": 64}),

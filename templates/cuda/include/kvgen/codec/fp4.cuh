@@ -42,9 +42,23 @@ __device__ __forceinline__ float2 to_floats(E8m0Scale, uint32_t pair) {
   return make_float2(__uint_as_float(pair << 23 & 0x7f800000u), __uint_as_float(pair >> 8 << 23));
 }
 
+// The scales in byte `at` of two words as numbers of fp16, in units of `Fp4::kScaleUnit`.
+__device__ __forceinline__ uint32_t to_halves(E4m3Scale, uint32_t first, uint32_t second, int at) {
+#if KVGEN_FP8
+  uint32_t halves;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(static_cast<uint16_t>(__byte_perm(first, second, at | (at + 4) << 4))));
+  return halves;
+#else
+  return (__byte_perm(first, second, at << 4 | (at + 4) << 12) & 0x7f007f00u) >> 1;
+#endif
+}
+
 template <class Scale>
 struct Fp4 : SmallFloats<2, 1> {
   using Param = Scale;
+  static constexpr bool kHalfScales = std::is_same_v<Scale, E4m3Scale>;
+  static constexpr float kScaleUnit = KVGEN_FP8 ? 1.f : 1.f / 256;  // of e4m3's bits at their places in fp16
+  static constexpr int kScaleRoom = KVGEN_FP8 ? 9 : 1;  // the largest scale is 448
   static constexpr int kWords = 1, kRows = 16, kPerByte = 2;
   static constexpr int kMaxCode = 6;
   static constexpr float kUnit = 1.f / 16384;  // exponent and mantissa at their places in fp16, which is exact

@@ -38,6 +38,7 @@ struct Integers {
   static constexpr Mix kMix = kBits == 4 ? Mix::tile : kBits == 2 ? Mix::pair : Mix::none;
   static constexpr bool kNarrow = kBits == 2;        // sub-tiles are so small that each is a stage, and errors of weights do not count
   static constexpr bool kByteOperands = kBits <= 4;  // a mask gives operands of bytes
+  static constexpr bool kHalfScales = false;         // scales are so few numbers that their products with weights fit fp16
   static constexpr int kTop = (1 << kBits) - 1;
   static constexpr int kOffset = kZero ? 0 : 1 << (kBits - 1);  // added to symmetric codes before they are stored
   static constexpr int kMaxCode = kZero ? kTop : (1 << (kBits - 1)) - 1;

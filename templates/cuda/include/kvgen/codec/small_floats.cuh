@@ -26,7 +26,7 @@ struct SmallFloats {
   static constexpr bool kQuantized = true;
   static constexpr int kBits = 1 + kExponentBits + kMantissaBits;
   static constexpr Mix kMix = Mix::none;
-  static constexpr bool kNarrow = false, kByteOperands = false;
+  static constexpr bool kNarrow = false, kByteOperands = false, kHalfScales = false;
   static constexpr int kTop = 0, kOffset = 0;  // codes have a sign, so none is complemented
   static constexpr int kPackThreads = 512;
   static constexpr int kBias = (1 << (kExponentBits - 1)) - 1;

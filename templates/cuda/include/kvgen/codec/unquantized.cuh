@@ -10,7 +10,7 @@ struct Unquantized {
   static constexpr bool kQuantized = false;
   static constexpr int kBits = 16, kPerByte = 1;
   static constexpr int kWords = 4, kRows = 16;  // of a lane per row tile and k-step; rows of a tile
-  static constexpr bool kNarrow = false, kByteOperands = false;
+  static constexpr bool kNarrow = false, kByteOperands = false, kHalfScales = false;
   static constexpr Mix kMix = Mix::none;
   static constexpr int kOffset = 0, kPackThreads = 512;
   static constexpr float kUnit = 1.f;

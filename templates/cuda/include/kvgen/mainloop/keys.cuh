@@ -28,9 +28,10 @@ __device__ __forceinline__ void multiply_keys(uint32_t subtile, int lane,
             words, pair / Traits::kSteps, [&](int rows, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3) {
 #pragma unroll
               for (int tile = 0; tile < Traits::kQTiles; ++tile) {
-                float(&sum)[4] = products[tile][step / kStepsPerGroup][rows];
+                float(&sum)[4] = products[tile][step / kStepsPerGroup][Traits::kQueryApart ? 0 : rows];
                 const QueryFragments<Traits>& q = query[rows % Traits::kSubtileKeyGroups][tile];
-                ptx::mma(sum, a0, a1, a2, a3, q.high[step][0], q.high[step][1]);
+                const uint32_t(&operands)[2] = q.of(rows, step);
+                ptx::mma(sum, a0, a1, a2, a3, operands[0], operands[1]);
                 if constexpr (QueryFragments<Traits>::kLow) ptx::mma(sum, a0, a1, a2, a3, q.low[step][0], q.low[step][1]);
               }
             });
@@ -44,12 +45,12 @@ __device__ __forceinline__ void multiply_keys(uint32_t subtile, int lane,
 }
 
 // The products of the tokens whose scores a lane holds. With kQueryTwice both halves of the columns have the same products: lanes with t <
-// 2 keep tokens 0..15, the others tokens 16..31.
+// 2 keep tokens 0..15, the others tokens 16..31. With kQueryApart `low` has these already.
 template <class Traits>
 __device__ __forceinline__ void own_products(const float (&low)[4], const float (&high)[4], int lane, LaneValues<Traits>& own) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    own[0][i] = Traits::kQueryTwice && lane % 4 >= 2 ? high[i] : low[i];
+    own[0][i] = Traits::kQueryTwice && !Traits::kQueryApart && lane % 4 >= 2 ? high[i] : low[i];
     if constexpr (!Traits::kQueryTwice) own[1][i] = high[i];
   }
 }

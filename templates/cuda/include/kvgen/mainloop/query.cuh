@@ -216,6 +216,14 @@ struct QueryFragments {
   static constexpr bool kLow = Traits::kCarryError && !Traits::kQueryTwice;
   uint32_t high[Traits::kSteps][2];
   uint32_t low[kLow ? Traits::kSteps : 1][2];
+  uint32_t apart[Traits::kQueryApart ? Traits::kSteps : 1][2];  // for the second MMA tile
+
+  // The operands for one of the MMA tiles of a sub-tile.
+  __device__ __forceinline__ const uint32_t (&of(int rows, int step) const)[2] {
+    if constexpr (Traits::kQueryApart)
+      if (rows) return apart[step];
+    return high[step];
+  }
 
   // Loads q unscaled, for K with scales per token or without scales.
   __device__ __forceinline__ void load(uint32_t fragments, int tile, int lane) {
@@ -226,6 +234,13 @@ struct QueryFragments {
       high[step][0] = q.x, high[step][1] = q.y;
       if (!Runs::is_half(x)) high[step + 1][0] = q.z, high[step + 1][1] = q.w;
     }
+    if constexpr (Traits::kQueryApart)
+#pragma unroll
+      for (int i = 0; i < 2 * Traits::kSteps; ++i) {
+        uint32_t &first = high[i / 2][i % 2], &second = apart[i / 2][i % 2];
+        second = lane < 16 ? 0 : first;
+        if (lane >= 16) first = 0;
+      }
   }
 
   // Loads q times the scales of a K group. Also computes the rows' sums of q * zero (symmetric codes: q * scale).

@@ -10,6 +10,14 @@ namespace kvgen {
 
 constexpr float kWeightLimit = 60000.f;  // below fp16's maximum, since the weights of a lane are summed in fp16
 constexpr float kWeightTarget = 10.f;    // log2 of the largest weight after row_max moved
+// With kHalfScales: log2 of what the largest scale leaves less of that range.
+template <class Traits>
+constexpr int scale_room() {
+  if constexpr (Traits::kHalfScales)
+    return Traits::Value::Codec::kScaleRoom;
+  else
+    return 0;
+}
 // A group of equal values of V has codes 0 and scale 0. Its weights p * scale would be 0 for every p, so row_max would not move, and p
 // would be unbounded.
 constexpr float kSmallestScale = 1.f / (1 << 23) / (1 << 23);  // without kZerosInScales: added to every scale
@@ -102,7 +110,7 @@ struct ValueParams {
   float zero[Traits::kMTiles][Traits::kValueGroups][2];
 };
 
-// B fragments of the weights p * scale_v: [group][k-step of 16 tokens][k half].
+// B fragments of the weights p * scale_v (with kHalfScales of p): [group][k-step of 16 tokens][k half].
 template <class Traits>
 using Weights = uint32_t[Traits::kValueGroups][2][2];
 
@@ -131,7 +139,7 @@ __device__ __forceinline__ bool compute_weights(const Scores<Traits> (&x)[kStepS
           total = s + m_tile + half + q == 0 ? ptx::as_half2(y[s][q][m_tile][half]) : __hadd2(total, ptx::as_half2(y[s][q][m_tile][half]));
         }
       }
-  return !__hle(__hadd(__low2half(total), __high2half(total)), __float2half_rn(kWeightLimit));
+  return !__hle(__hadd(__low2half(total), __high2half(total)), __float2half_rn(kWeightLimit / (1 << scale_room<Traits>())));
 }
 
 // Moves row_max so that the largest of these weights is near 2^kWeightTarget. This is rare.
@@ -149,7 +157,7 @@ __device__ __forceinline__ void raise_row_max(const Scores<Traits> (&x)[kStepSub
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           float score = x[s].relative_to(0.f, m_tile, 2 * half + c);
-          if constexpr (Traits::kValuePerToken) {
+          if constexpr (Traits::kValuePerToken && !Traits::kHalfScales) {
             float scale = v[s].scale[m_tile][0][half];
 #pragma unroll
             for (int q = 1; q < Traits::kValueGroups; ++q) scale = fmaxf(scale, v[s].scale[m_tile][q][half]);
@@ -159,7 +167,7 @@ __device__ __forceinline__ void raise_row_max(const Scores<Traits> (&x)[kStepSub
         }
 #pragma unroll
     for (int lanes = Traits::kQueryTwice ? 2 : 4; lanes < 32; lanes *= 2) best = fmaxf(best, __shfl_xor_sync(~0u, best, lanes));
-    const float new_max = fmaxf(state.row_max[c], best - kWeightTarget);
+    const float new_max = fmaxf(state.row_max[c], best - (kWeightTarget - scale_room<Traits>()));
     factor[c] = ptx::exp2(state.row_max[c] - new_max);
     state.row_max[c] = new_max;
   }
@@ -261,7 +269,7 @@ __device__ __forceinline__ void load_row_params(uint32_t address, int lane, floa
 // cores. The instruction that masks the codes also sets their sign.
 template <class Traits>
 __device__ __forceinline__ void load_value_params(uint32_t address, int lane, ValueParams<Traits>& params) {
-  if constexpr (Traits::kValuePerToken) {
+  if constexpr (Traits::kValuePerToken && !Traits::kHalfScales) {
     load_row_params<Traits, typename Traits::Value, Traits::kValueGroups>(address, lane, params.scale, params.zero);
     constexpr float kTop = Traits::Value::Codec::kTop;
 #pragma unroll

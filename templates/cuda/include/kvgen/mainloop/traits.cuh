@@ -72,12 +72,17 @@ struct Traits : Schedule {
   static constexpr bool kQueryTwice = kQRows <= 4;
   static constexpr int kMTiles = kQueryTwice ? 1 : 2;  // 16-token MMA tiles of a sub-tile whose scores one lane holds
   static constexpr int kTileQRows = kQRows < 8 ? kQRows : 8;
+  // K in several groups of channels: the products of both MMA tiles are added in the same registers, each with zeros for the columns that
+  // serve the other, since selections would cost more than registers for two queries.
+  static constexpr bool kQueryApart = kQueryTwice && Key::Codec::kMix == Mix::none && Key::kPerToken && kHeadDim / Key::kGroup > 1;
 
   using KeyRuns = ChannelRuns<Key, kHeadDim>;
   using ValueRuns = ChannelRuns<Value, kHeadDim>;
   static constexpr int kSteps = kHeadDim / 16;     // k-steps of q * K
   static constexpr int kRowTiles = kHeadDim / 16;  // 16-channel MMA tiles of V
-  static constexpr int kValueGroups = Value::kPerToken ? kHeadDim / Value::kGroup : 1;
+  // Scales of V that multiply the weights after these were transposed, in fp16; others multiply them before, in fp32.
+  static constexpr bool kHalfScales = Value::kPerToken && Value::Codec::kHalfScales;
+  static constexpr int kValueGroups = Value::kPerToken && !kHalfScales ? kHeadDim / Value::kGroup : 1;  // with weights of their own
   static constexpr int kKeyGroups = Key::kPerToken ? kHeadDim / Key::kGroup : 1;
   static constexpr bool kKeyPerChannel = Key::kPerChannel;
   static constexpr bool kKeyPerToken = Key::kPerToken;
@@ -140,6 +145,7 @@ struct Traits : Schedule {
                 "a KV tile lies within a block, or consists of whole ones without channel params");
   static_assert(!kKeyPerToken || Key::kGroup % 16 == 0, "a k-step lies within a K group");
   static_assert(!kValuePerToken || Value::kGroup % 16 == 0, "a row tile lies within a V group");
+  static_assert(!kHalfScales || Value::kGroup == 16, "a row tile is a V group");
 
   // The runs of a step, and the row of a KV head that a CTA's row is.
   __host__ __device__ static constexpr int runs(int q_len) { return kRuns == 1 ? 1 : ceil_div(Schedule::kGroup * q_len, kQRows); }
