@@ -15,7 +15,7 @@ FORMATS = (
     "ke4m3ve4m3:token", "ke4m3ve4m3", "ke5m2ve5m2:token:bf16", "ke5m2v4:kg32", "k4ve4m3:token", "ke4m3ve5m2:vchannel:kg64:vg32:page64",
     "ke4m3ve4m3:token:kg16:vg80:d80:h5/1", "ke4m3ve4m3:h32/2:q4:sinks:bf16", "ke4m3v2:token:page16:q3",
     "k4v4:token:arrival:bf16", "k4v4:token:krot128:vrot64:arrival",
-    "k2v8:token:page16:q4:kg32:vg32:arrival", "k16v16:window300:sinks:page64:arrival", "ke4m3v16:token:arrival:d64",
+    "k2v8:token:page32:q4:kg32:vg32:arrival", "k16v16:window300:sinks:page64:arrival", "ke4m3v16:token:arrival:d64",
     "k8v8:kscale-channel:vscale-channel:page16:arrival", "k4v4:kscale-channel:vscale-head:arrival:q4:d64",
     "ke4m3ve5m2:kscale-tensor:vscale-channel:bf16:page64:arrival", "k8v4:kscale-head:krot16:d80:arrival",
     "ke4m3ve4m3:token:sink32:local128:rollback8:d64", "ke4m3ve4m3:window300:cap20:kg32", "ke5m2v16:d256",
