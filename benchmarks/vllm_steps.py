@@ -149,7 +149,7 @@ class Watched:
 
         def forward(layer: Any, module: Any, query: Any, key: Any, value: Any, cache: Any, m: Any, output: Any, **more: Any) -> Any:
             found = stock(layer, module, query, key, value, cache, m, output, **more)
-            if m is None:
+            if m is None or (query.is_cuda and torch.cuda.is_current_stream_capturing()):
                 return found
             for part, exact in m.parts:
                 for b in range(part.start, part.stop):

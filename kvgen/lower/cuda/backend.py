@@ -178,11 +178,14 @@ def coarse_values(spec: KernelSpec) -> bool:
 
 def _shapes(spec: KernelSpec) -> Iterator[Params]:
     """Plain launches without `exact_q`, the best first. V per channel is scaled once per KV tile, so longer ones come first; K per token in
-    several groups has many scales per KV tile, so short ones do.
+    several groups has many scales per KV tile, so short ones do. Floats of 4 bits take so many instructions that a third warp of each
+    scheduler pays, as far as registers allow.
     """
     short = ((64, 1), (32, 2)) if spec.value.per_channel else ((32, 2), (64, 1))
     groups = spec.key.quantized and not spec.key.per_channel and spec.key.group < spec.attention.head_dim
-    for warps in (8, 4, 2):
+    key = codec_of(spec.key)
+    many = key.rows_of_byte > 1 and not key.integers and q_tiles(spec) == 1 and spec.attention.head_dim <= 128
+    for warps in (*((12,) if many else ()), 8, 4, 2):
         for kv_tile, tiles in (*(short if groups else ()), (128, 1), *short, (64, 2), (32, 4), (128, 2), (64, 4), (32, 1)):
             launch = {"warps": warps, "kv_tile": kv_tile, "tiles_in_flight": tiles, "ctas_per_sm": 1}
             yield Params(launch, copy="cp_async", reduction="last_cta")

@@ -81,6 +81,13 @@ __device__ __forceinline__ uint32_t not_and_or(uint32_t x, uint32_t mask, uint32
   return y;
 }
 
+// (x & mask) | (y & ~mask). The compiler would join the mask with a later one, which takes an instruction more.
+__device__ __forceinline__ uint32_t select(uint32_t mask, uint32_t x, uint32_t y) {
+  uint32_t z;
+  asm("lop3.b32 %0, %1, %2, %3, 0xca;" : "=r"(z) : "r"(mask), "r"(x), "r"(y));
+  return z;
+}
+
 // Bytes 1 and 3 of a word as two 16-bit fields.
 __device__ __forceinline__ uint32_t odd_bytes(uint32_t x) { return __byte_perm(x, 0, 0x4341); }
 

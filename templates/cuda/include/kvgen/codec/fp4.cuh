@@ -67,8 +67,9 @@ struct Fp4 : SmallFloats<2, 1> {
   template <bool kComplemented, bool kMixed = true, class Use>
   __device__ __forceinline__ static void expand(const uint32_t* w, int tile, Use&& use) {
     const uint32_t x = w[0];
-    const uint32_t low = (x << 4 & 0x80808080u) | (x << 1 & 0x0e0e0e0eu), high = (x & 0x80808080u) | (x >> 3 & 0x0e0e0e0eu);
-    use(tile, __byte_perm(low, 0, 0x2404), __byte_perm(high, 0, 0x2404), low & 0xff00ff00u, high & 0xff00ff00u);
+    constexpr uint32_t kSigns = 0x80808080u, kFields = 0x8e008e00u;
+    const uint32_t low = ptx::select(kSigns, x << 4, x << 1), high = ptx::select(kSigns, x, x >> 3);
+    use(tile, low << 8 & kFields, high << 8 & kFields, low & kFields, high & kFields);
   }
 
   __device__ __forceinline__ static Scaler make_scaler(float low, float high, Scale (&params)[2]) {

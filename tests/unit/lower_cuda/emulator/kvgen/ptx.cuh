@@ -12,6 +12,7 @@ inline float exp2(float x) { return std::exp2(x); }
 inline float reciprocal(float x) { return 1.f / x; }
 inline uint32_t pack_half2(float low, float high) { return as_u32({__half(low), __half(high)}); }
 inline uint32_t not_and_or(uint32_t x, uint32_t mask, uint32_t set) { return (~x & mask) | set; }
+inline uint32_t select(uint32_t mask, uint32_t x, uint32_t y) { return (x & mask) | (y & ~mask); }
 inline uint32_t odd_bytes(uint32_t x) { return x >> 8 & 0x00ff00ffu; }
 template <class T>
 T pinned(T x) { return x; }
