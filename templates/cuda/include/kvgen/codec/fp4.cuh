@@ -58,7 +58,7 @@ struct Fp4 : SmallFloats<2, 1> {
   using Param = Scale;
   static constexpr bool kHalfScales = std::is_same_v<Scale, E4m3Scale>;
   static constexpr float kScaleUnit = KVGEN_FP8 ? 1.f : 1.f / 256;  // of e4m3's bits at their places in fp16
-  static constexpr int kScaleRoom = KVGEN_FP8 ? 9 : 1;  // the largest scale is 448
+  static constexpr int kScaleRoom = KVGEN_FP8 ? 9 : 1;              // the largest scale is 448
   static constexpr int kWords = 1, kRows = 16, kPerByte = 2;
   static constexpr int kMaxCode = 6;
   static constexpr float kUnit = 1.f / 16384;  // exponent and mantissa at their places in fp16, which is exact

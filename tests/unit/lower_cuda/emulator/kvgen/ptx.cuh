@@ -15,7 +15,9 @@ inline uint32_t not_and_or(uint32_t x, uint32_t mask, uint32_t set) { return (~x
 inline uint32_t select(uint32_t mask, uint32_t x, uint32_t y) { return (x & mask) | (y & ~mask); }
 inline uint32_t odd_bytes(uint32_t x) { return x >> 8 & 0x00ff00ffu; }
 template <class T>
-T pinned(T x) { return x; }
+T pinned(T x) {
+  return x;
+}
 
 inline uint32_t transpose(uint32_t x) {
   return emulator::exchange(x, [](const unsigned* in, int lane) {
@@ -28,7 +30,9 @@ inline uint32_t transpose(uint32_t x) {
   });
 }
 
-inline float half_of(unsigned word, int which) { return static_cast<float>(emulator::bits<_Float16>(static_cast<uint16_t>(word >> 16 * which))); }
+inline float half_of(unsigned word, int which) {
+  return static_cast<float>(emulator::bits<_Float16>(static_cast<uint16_t>(word >> 16 * which)));
+}
 
 // All lanes' operands to sums of products, in fp64.
 inline void multiply(emulator::Meeting& warp) {
@@ -70,7 +74,8 @@ void multiply_bytes(int (&d)[4], const uint32_t (&mine)[kRegisters]) {
         int sum = 0;
         for (int k = 0; k < 16 * halves; ++k) {
           const int shift = k % 4 * 8, quad = k % 16 / 4, half = k / 16;
-          const uint32_t a = warp.words[to / 4 * 4 + quad][2 * half + i / 2], b = warp.words[(to % 4 * 2 + i % 2) * 4 + quad][2 * halves + half];
+          const uint32_t a = warp.words[to / 4 * 4 + quad][2 * half + i / 2],
+                         b = warp.words[(to % 4 * 2 + i % 2) * 4 + quad][2 * halves + half];
           sum += static_cast<int>(a >> shift & 0xff) * static_cast<int8_t>(b >> shift & 0xff);
         }
         std::memcpy(&warp.sums[to][i], &sum, 4);
@@ -90,7 +95,9 @@ inline void mma_bytes(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t b0) { mult
 
 // --- shared memory, and copies to it ------------------------------------------------------------------------------------
 
-inline uint32_t shared_address(const void* pointer) { return static_cast<uint32_t>(static_cast<const unsigned char*>(pointer) - emulator::shared); }
+inline uint32_t shared_address(const void* pointer) {
+  return static_cast<uint32_t>(static_cast<const unsigned char*>(pointer) - emulator::shared);
+}
 template <class T>
 __forceinline__ T load_shared(uint32_t address) {
   checker::access(emulator::shared + address, sizeof(T), checker::kRead);
@@ -145,8 +152,9 @@ inline void prefetch_l2(const void*) {}
 inline void prefetch_bulk(const void* global, int bytes) {
   const checker::Quiet quiet;
   const auto* from = static_cast<const unsigned char*>(global);
-  const bool there = std::any_of(std::begin(emulator::readable), std::end(emulator::readable),
-                                 [&](const emulator::Range& r) { return from >= r.begin && from + bytes <= r.begin + r.size && (from - r.begin) % 16 == 0; });
+  const bool there = std::any_of(std::begin(emulator::readable), std::end(emulator::readable), [&](const emulator::Range& r) {
+    return from >= r.begin && from + bytes <= r.begin + r.size && (from - r.begin) % 16 == 0;
+  });
   if (!there || bytes <= 0 || bytes % 16) std::abort();
   emulator::prefetched += bytes;
 }
@@ -210,7 +218,8 @@ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) {
 template <class Value>
 __forceinline__ void send_cluster(uint32_t address, Value value, uint32_t barrier) {
   const checker::Quiet quiet;
-  checker::send(static_cast<int>(address >> 24), emulator::shared + (address & 0xffffff), sizeof value, emulator::shared + (barrier & 0xffffff));
+  checker::send(static_cast<int>(address >> 24), emulator::shared + (address & 0xffffff), sizeof value,
+                emulator::shared + (barrier & 0xffffff));
   std::memcpy(cluster_memory(address), &value, sizeof value);
   reinterpret_cast<Barrier*>(cluster_memory(barrier))->store(sizeof value);
 }
@@ -229,8 +238,8 @@ inline void griddepcontrol_wait() {
   const checker::Quiet quiet;
   emulator::fibres[emulator::current]->waited = true, checker::end_grid_wait();
 }
-// Before griddepcontrol.wait memory may hold anything, and two loads of a warp may differ. A value that is no count of anything is far from all
-// memory, so that an address made from it ends the process.
+// Before griddepcontrol.wait memory may hold anything, and two loads of a warp may differ. A value that is no count of anything is far from
+// all memory, so that an address made from it ends the process.
 constexpr int kNoNumber = -1'000'000'007;
 __forceinline__ int load_relaxed(const int* from) {
   checker::access(from, sizeof *from, checker::kAtomicRead);
