@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from kvgen.errors import KvgenError, SpecError, UnsupportedError
     from kvgen.format.calibration import calibrated_scales
     from kvgen.integrations.checkpoint import load_scales
+    from kvgen.integrations.rotary import rotary
     from kvgen.spec import KernelSpec, MatrixSpec, load_any_spec, load_spec
 
 __version__ = "0.1.0"
@@ -34,6 +35,7 @@ _HOMES = {
     "load_any_spec": "kvgen.spec",
     "load_scales": "kvgen.integrations.checkpoint",
     "load_spec": "kvgen.spec",
+    "rotary": "kvgen.integrations.rotary",
     "support_table": "kvgen.api.support",
 }
 
@@ -54,6 +56,7 @@ __all__ = [
     "load_any_spec",
     "load_scales",
     "load_spec",
+    "rotary",
     "support_table",
 ]
 

@@ -82,6 +82,7 @@ def describe(spec: AnySpec) -> str:
         if not quant.quantized:
             return f"{letter} {spec.attention.dtype}"
         rotated = "" if quant.rotate is None else f" rotated in blocks of {quant.rotate.channels(spec.attention.head_dim)}"
+        rotated += " by the caller" if quant.rotate is not None and quant.rotate.applied == "caller" else ""
         if quant.static:
             also = f" per {quant.axis} /{quant.group}" if quant.grouped else ""
             return f"{letter} {codec_of(quant).label}{also} with a scale per {quant.scale}{rotated}"

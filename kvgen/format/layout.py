@@ -276,8 +276,10 @@ def _operand(quant: QuantSpec, head_dim: int, element: int, *, rows_are_tokens: 
 
 
 def rotation_of(quant: QuantSpec, head_dim: int) -> Rotation | None:
-    """The rotation of K or V before it is stored."""
-    return None if quant.rotate is None else Rotation(quant.rotate.channels(head_dim), quant.rotate.signs)
+    """The rotation of K or V that kernels do before it is stored."""
+    return (
+        None if quant.rotate is None or quant.rotate.applied == "caller" else Rotation(quant.rotate.channels(head_dim), quant.rotate.signs)
+    )
 
 
 def _plain(data: dict[str, Any]) -> dict[str, Any]:

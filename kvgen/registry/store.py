@@ -205,6 +205,7 @@ def _operand(quant: QuantSpec, head_dim: int) -> str:
         return "16"
     code, symmetric = (f"{quant.bits}", "" if quant.zero else "s") if quant.type == "int" else (quant.type, "")
     rotated = "" if quant.rotate is None else f"r{quant.rotate.channels(head_dim)}{'' if quant.rotate.signs else 'u'}"
+    rotated += "c" if quant.rotate is not None and quant.rotate.applied == "caller" else ""
     if quant.static:
         return f"{code}{quant.scale}{rotated}"
     return f"{code}{quant.axis[0]}{quant.group}{symmetric}{rotated}"

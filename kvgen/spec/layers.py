@@ -386,6 +386,9 @@ def _by_layer(spec: Format | Mapping[str, Format] | Sequence[Format], kinds: Seq
     return [spec] * len(kinds)
 
 
+CALLER = "the layers of a model give queries and K as its rotary embedding makes them, which rotates nothing"
+
+
 def _spec_of(layer: int, facts: LayerFacts, form: Format, base: Mapping[str, Any], dtype: str) -> KernelSpec:
     if not isinstance(form, (KernelSpec, Mapping)):
         form = load_spec(form)
@@ -396,4 +399,7 @@ def _spec_of(layer: int, facts: LayerFacts, form: Format, base: Mapping[str, Any
         given = attention.get(name)
         if given and given != fact:  # None, 0 and False leave it to the configuration
             raise ValueError(f"layer {layer}: attention.{name} of the spec is {given}, and {fact} in the model's configuration")
-    return load_spec({**base, **data, "attention": {"dtype": dtype, **attention, **asdict(facts)}})
+    spec = load_spec({**base, **data, "attention": {"dtype": dtype, **attention, **asdict(facts)}})
+    if spec.key.rotate is not None and spec.key.rotate.applied == "caller":
+        raise _refusal("key.rotate.applied: caller", CALLER)
+    return spec

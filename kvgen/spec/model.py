@@ -181,6 +181,8 @@ class RotateSpec(Model):
     """Channels that are mixed with each other; the largest block that divides head_dim, where it is not given."""
     signs: StrictBool = True
     """Whether channels are multiplied by fixed signs first, so that a common offset of all channels spreads too."""
+    applied: Literal["kernel", "caller"] = "kernel"
+    """kernel: queries and new tokens are rotated as they are read. caller: of K, they come rotated, as `kvgen.rotary` gives them."""
 
     def channels(self, head_dim: int) -> int:
         """The block for heads of `head_dim` channels."""
@@ -383,6 +385,8 @@ class KernelSpec(Model):
                 del data[operand]["rotate"]
             else:
                 data[operand]["rotate"]["block"] = quant.rotate.channels(self.attention.head_dim)
+                if quant.rotate.applied == "kernel":
+                    del data[operand]["rotate"]["applied"]
             if data[operand]["bits"] == 16:
                 data[operand] = {"bits": 16}
                 continue

@@ -125,6 +125,8 @@ def _rotation(label: str, quant: QuantSpec, spec: KernelSpec) -> Iterator[Proble
         return
     if dim % quant.rotate.channels(dim):
         yield (label, "rotate", "block"), f"{label}.rotate.block ({quant.rotate.block}) must divide head_dim ({dim})"
+    if label == "value" and quant.rotate.applied == "caller":
+        yield (label, "rotate", "applied"), "value.rotate.applied must be kernel: it rotates the output back, and new V with it"
     if not quant.quantized:
         yield (label, "rotate"), f"rotation spreads outliers before codes are made, but {label}.bits is {quant.bits}"
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from kvgen.errors import SpecError, UnsupportedError
 from kvgen.spec import KernelSpec, load_spec
-from kvgen.spec.layers import FULL, SLIDING
+from kvgen.spec.layers import CALLER, FULL, SLIDING
 
 PAGE = 128
 """Tokens of a page, unless the user chooses another number or a format's blocks have more."""
@@ -70,6 +70,8 @@ class Format:
         cache |= {"layout": "contiguous", "page": None}
         with _refusing("the format"):
             self._spec = load_spec({"name": "vllm", **given, "attention": attention, "cache": cache})
+            if self._spec.key.rotate is not None and self._spec.key.rotate.applied == "caller":
+                raise refused("key.rotate.applied: caller", CALLER)
             if chosen is None and arrives(self._spec):
                 self._spec = replace(self._spec, cache=replace(self._spec.cache, quantize="arrival", rollback=0))
             if not self._spec.cache.arrival:  # else any number of tokens may be taken back

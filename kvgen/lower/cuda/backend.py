@@ -10,7 +10,7 @@ from kvgen._resources import templates
 from kvgen.arch import GPUS, KB, Target
 from kvgen.format.codecs import codec_of
 from kvgen.format.constants import codec_headers, constants_of
-from kvgen.format.layout import BOOST_CHANNELS, PackedLayout, packed_layout
+from kvgen.format.layout import BOOST_CHANNELS, PackedLayout, packed_layout, rotation_of
 from kvgen.format.sizes import smallest_block
 from kvgen.lower.backend import FUNCTIONS, Lowering, Source
 from kvgen.lower.cuda.shared import PLANNED, SharedMemory, cluster_size, q_tiles, rows_of_cta, runs, shared_memory
@@ -224,7 +224,7 @@ def _refusals(spec: KernelSpec) -> Iterator[str]:
         yield f"{share} is no multiple of {BOOST_STEP} channels, which matrix instructions take at once"
     if boost > 0 and spec.attention.head_dim > BOOST_CHANNELS:
         yield f"boosted channels (key.boost) are numbered up to {BOOST_CHANNELS}, and head_dim is {spec.attention.head_dim}"
-    if spec.attention.head_dim > NARROW_HEADS and (key.rotate or value.rotate):
+    if spec.attention.head_dim > NARROW_HEADS and any(rotation_of(quant, spec.attention.head_dim) for quant in (key, value)):
         yield f"rotated tokens of more than {NARROW_HEADS} channels (attention.head_dim is {spec.attention.head_dim}) exceed registers"
     for name, quant in (("key", key), ("value", value)):
         if quant.static and codec_of(quant).coarse:

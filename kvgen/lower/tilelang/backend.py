@@ -105,7 +105,7 @@ def _code_refusals(k: KeySpec, v: ValueSpec) -> Iterator[str]:
     if (k.type, v.type) != ("int", "int"):
         yield f"key.type ({k.type}) and value.type ({v.type}) must be int: the program expands integers"
     for name, op in (("key", k), ("value", v)):
-        if op.rotate is not None:
+        if op.rotate is not None and op.rotate.applied == "kernel":
             yield f"{name}.rotate: tokens are packed, and attended, as they are given"
 
 
