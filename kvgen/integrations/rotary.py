@@ -59,8 +59,8 @@ def rotary(
     if cos.dim() != 2 or cos.shape != sin.shape or 2 * cos.shape[1] > dim:
         raise ValueError(f"cos {[*cos.shape]} and sin {[*sin.shape]} must be alike, [rows, n], and 2n at most head_dim ({dim})")
     block, signs = (0, False) if rotation is None else (rotation.block, rotation.signs)
-    found: tuple[Tensor, Tensor] = _rotary(q, k, cos, sin, positions, interleaved, block, signs)
-    return found
+    of_q, of_k = _rotary(q, k, cos, sin, positions, interleaved, block, signs)
+    return of_q, of_k
 
 
 @torch.library.custom_op("kvgen::rotary", mutates_args=())
@@ -92,7 +92,7 @@ def plain(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, interleaved: b
     turned = 2 * cos.shape[1]
     wide = x if x.dtype == torch.float64 else x.float()
     c, s = (table[positions].to(wide.dtype).unsqueeze(-2) for table in (cos, sin))
-    pairs = wide[..., :turned].unflatten(-1, (-1, 2) if interleaved else (2, -1))
+    pairs = wide[..., :turned].reshape(*x.shape[:-1], *((-1, 2) if interleaved else (2, -1)))
     low, high = pairs.unbind(-1 if interleaved else -2)
     pairs = torch.stack((low * c - high * s, high * c + low * s), -1 if interleaved else -2)
     return rotate(torch.cat((pairs.flatten(-2), wide[..., turned:]), -1), rotation).to(x.dtype)
