@@ -18,7 +18,7 @@ from kvgen.results import fraction
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGES = ("performance.md", "formats.md", "accuracy.md", "matrix.md", "integrations.md")
+PAGES = ("performance.md", "formats.md", "accuracy.md", "matrix.md", "integrations.md", "numerics.md")
 DOCUMENTS = (ROOT / "README.md", *(ROOT / "docs" / name for name in PAGES))
 MARKED = re.compile(r"(<!-- figures: ([a-z0-9-]+) -->\n).*?(<!-- /figures -->)", re.DOTALL)
 WIDTH = 130
@@ -372,6 +372,19 @@ def accuracy_pareto() -> str:
     return table(["format", "KiB per token", "KL, nats", "attention at 8 × 32768, µs"], body)
 
 
+def rounding() -> str:
+    """Errors beyond those of the format beside torch's over a 16-bit cache, on every machine that has been measured."""
+    body = []
+    for file in sorted(RESULTS.glob("*_rounding.csv"), reverse=True):
+        found = frame(file.name)
+        for (form, dtype), here in found.groupby(["format", "dtype"], sort=False):
+            rows = here.set_index(["queries", "outlier"])
+            cells = [f"{rows.loc[at, mine]:.1e} / {rows.loc[at, other]:.1e}" for at in ((1, 12), (16, 12)) for mine, other in ERRORS]
+            body.append([str(here.device.iloc[0]), form, dtype, *cells])
+    queries = ("1 query", "16 queries")
+    return table(["machine", "cache", "type", *(f"{q}, {kind}" for q in queries for kind in ("all rows", "worst row"))], body)
+
+
 def matrix_speed(call: str) -> str:
     """A call of the operations on a matrix: the paper's kernels and kvgen's as fractions of a copy's speed."""
     found = frame("h200_int8.csv")
@@ -427,11 +440,13 @@ def matrix_paper() -> str:
     return table(["", "the paper: Tesla T4, Xeon Gold 6148", "NVIDIA H200, its host's Xeon"], body)
 
 
+ERRORS = (("error", "error16"), ("row", "row16"))
+"""Columns of rounding.py: kvgen's error, and that of attention over 16 bits."""
 TABLES: dict[str, Callable[[], str]] = {
     "serving": serving, "summary": summary, "shapes": shapes, "plans": plans, "cpu": cpu, "overhead": overhead, "generate": generate,
     "generate-summary": generate_summary, "preset-sizes": sizes, "accuracy": accuracy,
     "accuracy-about": accuracy_about, "accuracy-contexts": accuracy_contexts, "accuracy-orders": accuracy_orders,
-    "accuracy-pareto": accuracy_pareto,
+    "accuracy-pareto": accuracy_pareto, "rounding": rounding,
     "matrix-quantize": lambda: matrix_speed("quantize"), "matrix-dequantize": lambda: matrix_speed("dequantize"),
     "matrix-bandwidth": matrix_bandwidth, "matrix-paper": matrix_paper,
 }  # fmt: skip

@@ -74,7 +74,7 @@ def _rotary(
     if q.dtype not in ELEMENTS or dim % STEP or cos.shape[1] % STEP:
         reason = f"on a GPU it takes 16-bit types, head_dim and n of multiples of {STEP}, not {q.dtype}, {dim} and {cos.shape[1]}"
         raise UnsupportedError("rotary", reason, is_backend=False)
-    outs = _empty(q, k)
+    outs: tuple[Tensor, Tensor] = _empty(q, k)
     rows = (aligned(x).flatten(0, -3) for x in (q, k))
     call = _module(target_of(torch.cuda.get_device_capability(q.device)), q.dtype, dim, block, signs)
     call(*rows, cos.contiguous(), sin.contiguous(), positions.long().flatten(), *(x.flatten(0, -3) for x in outs), int(interleaved))
