@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+
+if TYPE_CHECKING:
+    from tests.vllm.engines import Engines, Watched
 
 collect_ignore_glob = [] if find_spec("vllm") else ["test_*.py"]
 os.environ.update(
@@ -54,6 +58,24 @@ def write_model(folder: Path, **changes: Any) -> Path:
         tensors |= {f"model.layers.{number}.{name}.weight": x for name, x in made.items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
+
+
+@pytest.fixture(scope="session")
+def engine() -> Iterator[Engines]:
+    from tests.vllm.engines import Engines
+
+    engines = Engines()
+    yield engines
+    engines.close()
+
+
+@pytest.fixture
+def watched() -> Iterator[Watched]:
+    from tests.vllm.engines import watching
+
+    with watching() as seen:
+        yield seen
+        assert seen.steps > 0
 
 
 @pytest.fixture(scope="session")

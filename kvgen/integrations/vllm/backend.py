@@ -86,7 +86,9 @@ class KvgenBackend(AttentionBackend):
         """Bytes of a token of one KV head in a page."""
         if getattr(spec, "head_size_v", spec.head_size) != spec.head_size:
             raise formats.refused("heads of other sizes for V than for K", "kvgen's caches have as many channels of both")
-        return formats.of(spec).cell(spec.block_size)
+        form = formats.of(spec)
+        # vLLM sizes a page of one token before it chooses the pages of a sliding window
+        return form.cell(spec.block_size if spec.block_size >= formats.LEAST_PAGE else form.unit)
 
     @classmethod
     def customize_spec(cls, spec: Any) -> Any:
@@ -144,6 +146,8 @@ class KvgenBuilder(AttentionMetadataBuilder[KvgenMetadata]):
             raise formats.refused("layers of several formats that share their pages", "they would need plans of their own")
         form = next(iter(found.values()))
         self.page, self.arrival = kv_cache_spec.block_size, form.arrival
+        if any(layer.impl._residuals[0].shape[1:] != residual_shape(form.kernel(self.page)) for layer in layers.values()):
+            raise formats.refused(f"pages of {self.page} tokens", f"residuals were made for others: --block-size {self.page}")
         captured = getattr(vllm_config.compilation_config, "max_cudagraph_capture_size", None) or 0
         rows = max(vllm_config.scheduler_config.max_num_seqs, captured)
         longest = -(-vllm_config.model_config.max_model_len // self.page) * self.page
@@ -247,7 +251,8 @@ class KvgenImpl(AttentionImpl[KvgenMetadata]):
         self._given_sinks = sinks
         self._sinks: Tensor | None = None
         self._store: Store | None = None
-        kernel = self.format.kernel(self.format.unit)
+        cache = config.cache_config
+        kernel = self.format.kernel(cache.block_size if cache.user_specified_block_size else self.format.unit)
         shape = 1 if self.format.arrival else versions.places(config) + 1, *residual_shape(kernel)
         device = torch.device(config.device_config.device_type)
         # here, so that vLLM's profiling counts them; the last one is for rows that are no request
