@@ -170,11 +170,12 @@ __device__ __forceinline__ void token_scalers(const LaneVectors<Places, Element,
   }
   using Param = typename Quant::Codec::Param;
   Param params[2];
-  Scaler s;
-  if constexpr (kTwoLevels<Quant>)
-    s = Quant::Codec::make_scaler(own.lowest(), own.highest(), params, *scales);
-  else
-    s = Quant::Codec::make_scaler(own.lowest(), own.highest(), params);
+  const Scaler s = [&] {
+    if constexpr (kTwoLevels<Quant>)
+      return Quant::Codec::make_scaler(own.lowest(), own.highest(), params, *scales);
+    else
+      return Quant::Codec::make_scaler(own.lowest(), own.highest(), params);
+  }();
   bool writes = lane % 4 < kLaneRows;
   if constexpr (!Part::kWhole) writes = writes && part.has(token + mine * 8 + lane / 4);
   if (writes) {
