@@ -14,6 +14,7 @@ from kvgen.format.dtypes import torch_dtype
 from kvgen.format.layout import PackedLayout
 from kvgen.format.residual import first_held, window_places
 from kvgen.format.rotation import rotate
+from kvgen.format.scales import trial_scales
 from kvgen.spec import KernelSpec
 from kvgen.verify.tolerance import Comparison
 from tests.lives.draw import (
@@ -176,7 +177,8 @@ class PackLife:
             table, shape = order.int().reshape(self.batch, need), (self.batch * need, self.heads, page // block, self.layout.block_bytes)
         rows = (self.batch, self.heads, self.held.rows.rows, self.layout.head_dim)
         k, v = (torch.full(rows, torch.nan, dtype=torch_dtype(self.spec.attention.dtype)) for _ in range(2))
-        return emulate.Cache(torch.full(shape, 255, dtype=torch.uint8), k, v, torch.zeros(self.batch, dtype=torch.int32), table)
+        packed, lengths = torch.full(shape, 255, dtype=torch.uint8), torch.zeros(self.batch, dtype=torch.int32)
+        return emulate.Cache(packed, k, v, lengths, table, scales=trial_scales(self.spec))
 
     def _agree(self, where: str) -> None:
         held, kept, want = self.held, meaningful_bytes(self.layout), self.held.packed(self.layout)
