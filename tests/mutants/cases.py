@@ -108,6 +108,7 @@ CASES: dict[str, dict[str, Case]] = {
             _gpu("unquantized", "k4v4:kg64:sink21:local5:rollback8:sinks:h8/2:d64", "n64.w8u1d2", "4x2048"),
             _gpu("rotated", "k4v4:token:h8/2:d64:krot64:vrot32u", "n64.w8u1d2", "4x2048"),
             _gpu("static", "k8v4:kscale-channel:vscale-head:h8/2:d64", "n64.w8u1d2", "4x2048"),
+            _gpu("two-levels", "knvfp4vnvfp4:kscale-head:vscale-tensor:h8/2:d64", "n64.w8u1d2", "4x2048"),
             _gpu("arrival", "k4v4:token:arrival:h8/2:d64", "n64.w8u1d2", "4x2048 3x75"),
             _gpu("arrival-static", "k8v4:kscale-channel:vscale-head:arrival:h8/2:d64", "n64.w8u1d2", "4x2048 3x75"),
             _gpu("sizes", "k4v4:h8/2:d64", "w8u1d2", "4x2048"),

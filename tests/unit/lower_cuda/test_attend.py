@@ -68,7 +68,7 @@ CASES: dict[str, tuple[int, dict[str, Value]]] = {
     # static scales
     "k4v8:kscale-channel:vscale-head:h8/2:d64": (64, {"kv_tile": 64}),
     "ke4m3ve4m3:kscale-head:vscale-channel:bf16:h16/2:d64:page32": (32, {"kv_tile": 32, "tiles_in_flight": 2}),
-    "knvfp4vnvfp4:kscale-tensor:vscale-head:h8/2:d64": (32, {"kv_tile": 64}),
+    "knvfp4vnvfp4:kscale-head:vscale-head:h8/2:d64": (32, {"kv_tile": 64}),
     # runs of query rows
     "k4v4:vchannel:d112:h64/2:kg64:vg32": (64, TWO),
     "k8v4:d80:q8:h32/2:kg32:sink5:local20:rollback8:sinks": (32, TWO),
