@@ -158,7 +158,7 @@ class Watched:
                     if not exact:
                         both = torch.zeros(2, 1, length, *key.shape[1:], dtype=key.dtype, device=key.device)
                         kernel = m.calls.kernel
-                        kernel._distinct[0].module.unpack(*m.after[b : b + 1].over(layer._store), both[0], both[1])
+                        kernel._distinct[0].module.unpack(*m.after[b : b + 1].over(layer._store), None, both[0], both[1])
                         k, v = (rotate_back(x[0].double(), turn) for x, turn in zip(both, kernel.layout.rotations, strict=True))
                     q, group = query[mine].double(), query.shape[1] // key.shape[1]
                     scores = torch.einsum("qhd,khd->hqk", q, k.double().repeat_interleave(group, 1)) * layer.scale

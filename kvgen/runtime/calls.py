@@ -169,7 +169,7 @@ class Calls:
             bound = sequences.after(tokens if known is None else max(known), None if uniform else new)
             if not tokens:
                 return
-            launch.module.pack(k, v, new, *cache.tensors, sequences.max_len, sequences.overflow.address, int(advance))
+            launch.module.pack(k, v, new, None, *cache.tensors, sequences.max_len, sequences.overflow.address, int(advance))
             if advance:
                 sequences.appended(bound, uniform=uniform)
 
@@ -291,7 +291,7 @@ class Calls:
                 v = torch.zeros(shape, dtype=self.dtype, device=cache.device) if v is None else v
             rotated = [None if rotation is None else _marked(x) for x, rotation in zip((k, v), self.layout.rotations, strict=True)]
             stored = [x if found is None else found for x, found in zip((k, v), rotated, strict=True)]
-            self._distinct[0].module.unpack(*cache.tensors, *stored)
+            self._distinct[0].module.unpack(*cache.tensors, None, *stored)
         for x, found, rotation in zip((k, v), rotated, self.layout.rotations, strict=True):
             if found is not None:
                 written = (found.view(torch.int16) != UNWRITTEN).any(-1, keepdim=True)

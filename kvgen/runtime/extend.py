@@ -182,7 +182,7 @@ def on_gpu(module: Module, cache: Tensors, call: Call) -> None:
         x.copy_(torch.where(full.view(-1, *[1] * (x.dim() - 1)), before, x))
     if given.new is not None:
         counts = torch.full((batch,), tokens, dtype=torch.int32, device=call.q.device)
-        module.pack(*given.new, counts, *cache, call.limit, call.overflow, int(call.advance))
+        module.pack(*given.new, counts, None, *cache, call.limit, call.overflow, int(call.advance))
 
 
 def _written_first(module: Module, cache: Tensors, call: Call, new: New) -> None:
@@ -190,7 +190,7 @@ def _written_first(module: Module, cache: Tensors, call: Call, new: New) -> None
     nothing changes.
     """
     tokens, lengths = call.q.shape[1], cache[3]
-    module.pack(*new, torch.full_like(lengths, tokens), *cache, call.limit, call.overflow, 0)
+    module.pack(*new, torch.full_like(lengths, tokens), None, *cache, call.limit, call.overflow, 0)
     fits = lengths <= call.limit - tokens
     after = torch.where(fits, lengths + tokens, lengths)
     kept = [(x, x.clone()) for x in (call.out, call.lse) if x is not None] if call.bound >= call.limit else []
@@ -228,7 +228,7 @@ def _dequantized(
     k, v = new(shape, dtype=like.dtype, device=like.device).permute(0, 2, 3, 1, 4)  # the tokens of a head lie together
     blocks, pages = (packed[rows, heads], None) if table is None else (packed[:, heads], table[rows])
     k_residual, v_residual = (x[rows, heads] if slots is None else x[slots[rows].long()][:, heads] for x in (k_held, v_held))
-    module.unpack(blocks, k_residual, v_residual, lengths[rows], pages, None, _of(scales, heads), k, v)
+    module.unpack(blocks, k_residual, v_residual, lengths[rows], pages, None, _of(scales, heads), None, k, v)
     return k, v
 
 

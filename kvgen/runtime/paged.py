@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,7 +18,11 @@ from torch import Tensor
 
 from kvgen.format.residual import residual_rows
 from kvgen.runtime import checks
+from kvgen.runtime.chunks import Chunks
+from kvgen.runtime.device import copied
+from kvgen.runtime.extend import FLASH_CHANNELS
 from kvgen.runtime.sequences import OverflowFlag
+from kvgen.runtime.varlen import Flash, Queries, Varlen, torch_flash
 
 if TYPE_CHECKING:
     from kvgen.runtime.calls import Calls
@@ -89,16 +94,28 @@ class PagedCalls:
     """The calls of a kernel of a paged format over memory of the caller's.
 
     Tokens of all rows lie in one run: `q`, `k`, `v` and `out` are [tokens, heads, head_dim], of the spec's dtype, row after row. `starts`
-    are batch + 1 numbers on the host: row b has the tokens from starts[b] to starts[b + 1]. Neighbouring rows with equally many tokens
-    are one call of a module.
+    are batch + 1 numbers on the host: row b has the tokens from starts[b] to starts[b + 1].
 
     The caller orders calls that share memory: one stream on a GPU, one thread on a CPU.
     """
 
-    def __init__(self, kernel: Calls, batch: int, max_len: int, device: torch.device | str | None = None) -> None:
+    def __init__(
+        self,
+        kernel: Calls,
+        batch: int,
+        max_len: int,
+        device: torch.device | str | None = None,
+        *,
+        chunks: Calls | None = None,
+        flash: Flash | None = None,
+    ) -> None:
         """For steps of up to `batch` rows, whose sequences have up to `max_len` tokens, with all memory that calls need.
 
-        Raises ValueError for a contiguous format and sizes below 1, TypeError for sizes that are no integers.
+        On a GPU, `chunks` is a kernel of the same cache for more query tokens, which serves rows of more than a few of them; `flash` a
+        varlen kernel for long ones instead of torch's flash attention (`kvgen.runtime.varlen.Flash`).
+
+        Raises ValueError for a contiguous format, for `chunks` of another cache and for sizes below 1, TypeError for sizes that are no
+        integers.
         """
         spec = kernel.spec
         if spec.cache.page is None:
@@ -109,12 +126,24 @@ class PagedCalls:
         self.most_q = spec.attention.q_len
         self._gpu = self.device.index if self.device.type == "cuda" else None
         self._overflow = OverflowFlag(self._gpu is not None)
-        self._memory = {launch: self._allocate(launch) for launch in kernel._distinct}
+        self._memory = {launch: self._allocate(launch, self.batch, self.most_q) for launch in kernel._distinct}
+        self._starts: dict[tuple[int, ...], Tensor] = {}
+        self._varlen: Varlen | None = None
+        self._chunks: Chunks | None = None
+        if self._gpu is not None:
+            self._route(chunks, flash)
 
-    def _allocate(self, launch: Executable) -> tuple[Tensor, Tensor]:
+    def _route(self, chunks: Calls | None, flash: Flash | None) -> None:
+        """What serves rows of many tokens. Soft caps and wide heads, which flash attention lacks, go without it."""
+        attention = self.kernel.spec.attention
+        if not attention.softcap and attention.head_dim <= FLASH_CHANNELS:
+            self._varlen = Varlen(self, flash or torch_flash)
+        self._chunks = Chunks.of(self, chunks)
+
+    def _allocate(self, launch: Executable, batch: int, most_q: int) -> tuple[Tensor, Tensor]:
         """The workspace and the plan buffer of a launch; sizes grow with the batch."""
-        sizes = [launch.plan_size(self._gpu, self.batch, self.max_len, q_len) for q_len in range(1, self.most_q + 1)]
-        workspace = launch.new_workspace(self.device, self.batch, self.max_len)
+        sizes = [launch.plan_size(self._gpu, batch, self.max_len, q_len) for q_len in range(1, most_q + 1)]
+        workspace = launch.new_workspace(self.device, batch, self.max_len)
         return workspace, torch.empty(max(sizes), dtype=torch.int32, device=self.device)
 
     @property
@@ -150,17 +179,33 @@ class PagedCalls:
         launch.module.plan(rows.lengths, numbers, q_len, int(append), 1, self.max_len, self._overflow.address)
         return StepPlan(launch, batch, q_len, append, numbers)
 
-    def pack(self, k: Tensor, v: Tensor, counts: Tensor, store: Store, rows: Rows, starts: Sequence[int]) -> None:
-        """Append `counts[b]` tokens of each row, int32 [batch] on the device, at most those that the host counts by `starts`.
+    def pack(
+        self, k: Tensor, v: Tensor, counts: Tensor, store: Store, rows: Rows, starts: Sequence[int], *, on_device: Tensor | None = None
+    ) -> None:
+        """Append `counts[b]` tokens of each row, int32 [batch] on the device, at most those of `starts`, in one call for all rows.
 
-        `rows.lengths` are those before. A row that has no room is not changed.
+        `rows.lengths` are those before. A row that has no room is not changed. `on_device` is `starts` as int32 on the device, if the
+        caller has it there; else it is copied, which a CUDA graph cannot capture where rows have unequally many tokens.
         """
-        for part, tokens in runs_of(starts):
-            if tokens:
-                mine = slice(starts[part.start], starts[part.stop])
-                new = (_split(x[mine], tokens) for x in (k, v))
-                launch = self.launch(part.stop - part.start)
-                launch.module.pack(*new, counts[part], *rows[part].over(store), self.max_len, self._overflow.address, 0)
+        batch, tokens = len(starts) - 1, starts[-1] - starts[0]
+        if not tokens:
+            return
+        launch, given = self.launch(batch), None
+        if all(end - start == tokens // batch for start, end in pairwise(starts)):
+            mine = slice(starts[0], starts[-1])
+            k, v = (_split(x[mine], tokens // batch) for x in (k, v))
+        else:
+            given = self.starts(starts) if on_device is None else on_device
+        launch.module.pack(k, v, counts, given, *rows.over(store), self.max_len, self._overflow.address, 0)
+
+    def starts(self, starts: Sequence[int]) -> Tensor:
+        """Numbers on the host as int32 on the device, for which nobody waits."""
+        key = tuple(starts)
+        if key not in self._starts:
+            if len(self._starts) > 8:
+                self._starts.clear()
+            self._starts[key] = copied(key, torch.int32, self.device)
+        return self._starts[key]
 
     def write(self, k: Tensor, v: Tensor, store: Store, slots: Tensor) -> None:
         """Quantize token i of `k` and `v` into slot `slots[i]`, page · page size + place in it: int64 [tokens], -1 for none. It is for
@@ -185,21 +230,67 @@ class PagedCalls:
         sinks: Tensor | None = None,
         plan: StepPlan | None = None,
         bounds: Sequence[int] | None = None,
+        new: tuple[Tensor, Tensor] | None = None,
     ) -> None:
         """Fill `out` with causal attention of each row's tokens, the last ones of its sequence, which are packed already.
 
         `rows.lengths` count them. `plan` is used by the calls that it was made for. `bounds` are numbers on the host that the lengths do
-        not exceed, by default `max_len`: they size the memory of rows of more than `attention.q_len` tokens, which a GPU dequantizes.
+        not exceed, by default `max_len`: they size the memory of rows of more than `attention.q_len` tokens, which a GPU dequantizes, at
+        most 64 MiB of a row and 256 MiB of all at a time. `new` is K and V of the tokens: a row that has no others, by its bound, attends
+        over these, which is exact; without it, over what the cache holds of them.
+
+        A kernel serves neighbours with equally many tokens, if these are few, in one call, and torch's flash attention (or `flash`) all
+        neighbours with many.
         """
-        for part, tokens in runs_of(starts):
-            if not tokens:
+        bounds = [self.max_len] * (len(starts) - 1) if bounds is None else bounds
+        for part, kind in self._kinds(starts, bounds, own=new is not None):
+            mine, tokens = slice(starts[part.start], starts[part.stop]), starts[part.start + 1] - starts[part.start]
+            if isinstance(kind, int):
+                queries, outputs = (_split(x[mine], tokens) for x in (q, out))
+                planned = self._planned(plan, part.stop - part.start, tokens, append=False)
+                self._attend(queries, None, outputs, rows[part].over(store), scale, sinks, planned, max(bounds[part]))
                 continue
-            mine, batch = slice(starts[part.start], starts[part.stop]), part.stop - part.start
-            queries, outputs = (_split(x[mine], tokens) for x in (q, out))
-            most = self.max_len if bounds is None else max(bounds[part])
-            self._attend(
-                queries, None, outputs, rows[part].over(store), scale, sinks, self._planned(plan, batch, tokens, append=False), most
-            )
+            if kind == "own" and new is not None and self._varlen is None:
+                self.prompt(q[mine], new[0][mine], new[1][mine], out[mine], rows.lengths[part], scale=scale, sinks=sinks)
+                continue
+            given = self.starts([at - mine.start for at in starts[part.start : part.stop + 1]])
+            counts = [end - start for start, end in pairwise(starts[part.start : part.stop + 1])]
+            of_rows = Queries(q[mine], out[mine], given, counts, self.kernel.scale if scale is None else scale, sinks)
+            if kind == "chunks":
+                assert self._chunks is not None
+                self._chunks.attend(of_rows, store, rows[part])
+                continue
+            assert self._varlen is not None
+            if kind == "own" and new is not None:
+                self._varlen.own(of_rows, new[0][mine], new[1][mine])
+            else:
+                self._varlen.cached(of_rows, store, rows[part], bounds[part])
+
+    def _kinds(self, starts: Sequence[int], bounds: Sequence[int], *, own: bool) -> Iterator[tuple[slice, int | str]]:
+        """Neighbouring rows that one call serves, and what does: a kernel of that many tokens, or a method of another name."""
+        kinds = [self._kind(end - start, bound, own=own) for (start, end), bound in zip(pairwise(starts), bounds, strict=True)]
+        first = 0
+        for b in range(1, len(kinds) + 1):
+            if b == len(kinds) or kinds[b] != kinds[first] or (kinds[b] == "own" and self._varlen is None):
+                if kinds[first]:
+                    yield slice(first, b), kinds[first]
+                first = b
+
+    def _kind(self, count: int, bound: int, *, own: bool) -> int | str:
+        found = self._varlen is not None
+        if count <= self.most_q:
+            return count
+        if own and count == bound and (found or (self._gpu is None and self._plain)):
+            return "own"
+        if self._chunks is not None and (self._chunks.serves(count) or not found):
+            return "chunks"
+        return "cached" if found else count
+
+    @property
+    def _plain(self) -> bool:
+        """Whether torch's attention on a CPU computes the same."""
+        attention = self.kernel.spec.attention
+        return attention.window is None and not attention.softcap and not attention.sinks
 
     def decode(
         self,
@@ -259,7 +350,7 @@ class PagedCalls:
         slots = None if row.slots is None else row.slots.long()
         residuals = (x[:, heads] if slots is None else x[slots][:, heads] for x in (store.k_residual, store.v_residual))
         scales = None if store.scales is None else store.scales[:, heads].contiguous()
-        self.kernel._distinct[0].module.unpack(store.packed[:, heads], *residuals, row.lengths, row.block_table, None, scales, k, v)
+        self.kernel._distinct[0].module.unpack(store.packed[:, heads], *residuals, row.lengths, row.block_table, None, scales, None, k, v)
         return k, v
 
     # --- one call of a module --------------------------------------------------------------------------------------------

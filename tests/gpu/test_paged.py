@@ -1,10 +1,13 @@
-"""Calls over memory of the caller's on a GPU: prompts, further chunks, and captured steps of two batch sizes with one workspace."""
+"""Calls over memory of the caller's on a GPU: prompts, further chunks, and captured steps of two batch sizes with one workspace; rows of
+many tokens in few calls.
+"""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
+from kvgen.runtime import varlen
 from kvgen.runtime.calls import Variant
 from kvgen.runtime.kvcache import row_of
 from kvgen.runtime.paged import PagedCalls, Rows, Store
@@ -99,3 +102,46 @@ class Captured:
         self.calls.plan(Rows(self.after, self.table, self.slots))
         self.graph.replay()
         return self.out
+
+
+@pytest.mark.parametrize(
+    "words", ["k4v4:h8/2:page128", "k4v4:token:h8/2:page16:arrival:q8:krot16u", "k8v8:token:h8/2:page64:arrival:q4:window200"]
+)
+@pytest.mark.parametrize("scratch", ["ample", "scant"])
+def test_chunks_and_prompts_of_many_rows(words: str, scratch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of all kinds in one step, by passes of the kernel, by flash attention over dequantized rows, and in pieces of a row; against a
+    cache of their own. Repeated, the bits are equal, and the host waits for nothing.
+    """
+    variant = compiled(KernelCase(words))
+    heads = variant.spec.attention.q_heads
+    if scratch == "scant":
+        monkeypatch.setattr(varlen, "SCRATCH_BYTES", 512 * 2 * 2 * 128 * 2)
+        monkeypatch.setattr(varlen, "TOTAL_BYTES", 2048 * 2 * 2 * 128 * 2)
+    calls, own, page = PagedCalls(variant, 8, MAX_LEN, "cuda"), variant.new_cache(ROWS, MAX_LEN, "cuda"), variant.spec.cache.page or 0
+    per = MAX_LEN // page
+    table = torch.randperm(ROWS * per + 9, generator=torch.Generator().manual_seed(1))[: ROWS * per].int().cuda().view(ROWS, per)
+    store, slots, before = calls.new_store(ROWS * per + 9, SLOTS), int32(5, 0, 8, 3, 6), torch.zeros(ROWS, dtype=torch.int32, device="cuda")
+    store.packed.random_(256)
+    past = [0] * ROWS
+    for step, counts in enumerate(([900, 1, 300, 20, 700], [1, 40, 100, 9, 500], [17, 64, 8, 300, 33])):
+        starts = [sum(counts[:b]) for b in range(ROWS + 1)]
+        q, k, v = (tokens(starts[-1], count, 10 * step + at) for at, count in enumerate((heads, 2, 2)))
+        bounds = [a + b for a, b in zip(past, counts, strict=True)]
+        added, given = int32(*counts), int32(*starts)
+        after = before + added
+        torch.cuda.set_sync_debug_mode("error" if step else "default")  # the first step loads modules
+        calls.pack(k, v, added, store, Rows(before, table, slots), starts, on_device=given)
+        outs = []
+        for new in (None, None, (k, v)):
+            outs.append(torch.full_like(q, torch.nan))
+            calls.attend(q, outs[-1], store, Rows(after, table, slots), starts, bounds=bounds, new=new)
+        torch.cuda.set_sync_debug_mode("default")
+        assert torch.equal(outs[0], outs[1])
+        for b in range(ROWS):
+            mine, row = slice(starts[b], starts[b + 1]), row_of([own], b)[0]
+            variant.prefill(row, k[mine][None], v[mine][None])
+            want = variant.attend(q[mine][None], row)
+            close(outs[0][mine][None], want)
+            assert float((outs[2][mine][None].float() - want.float()).norm() / want.float().norm()) < 0.3  # of a prompt, not quantized
+        before, past = after, bounds
+    calls.check()

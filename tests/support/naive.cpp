@@ -100,7 +100,7 @@ void require_room(int64_t length, int64_t more, int64_t limit) {
 
 int32_t* numbers(const TensorView& tensor) { return static_cast<int32_t*>(tensor.data_ptr()); }
 
-void pack(TensorView k, TensorView v, TensorView new_lengths, TensorView packed, TensorView k_residual, TensorView v_residual,
+void pack(TensorView k, TensorView v, TensorView new_lengths, Optional<TensorView>, TensorView packed, TensorView k_residual, TensorView v_residual,
           TensorView lengths, Optional<TensorView> table, Optional<TensorView>, Optional<TensorView>, int64_t limit, int64_t, bool advance) {
   const Cache cache{packed, k_residual, v_residual, lengths, table};
   for (int64_t b = 0; b < lengths.size(0); ++b) require_room(numbers(lengths)[b], numbers(new_lengths)[b], limit);
@@ -201,7 +201,7 @@ void decode(TensorView q, TensorView k, TensorView v, TensorView packed, TensorV
 }
 
 void unpack(TensorView packed, TensorView k_residual, TensorView v_residual, TensorView lengths, Optional<TensorView> table,
-            Optional<TensorView>, Optional<TensorView>, TensorView k, TensorView v) {
+            Optional<TensorView>, Optional<TensorView>, Optional<TensorView>, TensorView k, TensorView v) {
   const Cache cache{packed, k_residual, v_residual, lengths, table};
   for (int64_t b = 0; b < lengths.size(0); ++b) {
     const int64_t length = *cache.length(b), full = length / cache.block() * cache.block();

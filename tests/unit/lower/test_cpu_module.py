@@ -171,7 +171,7 @@ def test_limits_beyond_int32_are_refused() -> None:
     for message, call in (
         ("advance: limit is 1099511627776, more than", lambda: v.module.advance(lengths, None, 1, 1 << 40, 0)),
         ("advance: tokens is 2147483648, more than", lambda: v.module.advance(lengths, None, 1 << 31, (1 << 31) - 1, 0)),
-        ("pack: limit is 2147483648, more than", lambda: v.module.pack(k, k, new, *tensors(cache), 1 << 31, 0, 1)),
+        ("pack: limit is 2147483648, more than", lambda: v.module.pack(k, k, new, None, *tensors(cache), 1 << 31, 0, 1)),
         ("decode: limit is 2147483648, more than", lambda: v.module.decode(q, k, k, *tensors(cache), *rest, 1 << 31, 0, 1)),
     ):
         with pytest.raises(ValueError, match=message):
@@ -192,7 +192,7 @@ def test_the_module_refuses_lengths_that_the_cache_cannot_hold() -> None:
     many = torch.tensor([0, 2], dtype=torch.int32)
     cache.lengths.zero_()
     with pytest.raises(ValueError, match=r"new_lengths\[1\] is 2, k has 1 tokens"):
-        v.module.pack(k, k, many, *tensors(cache), 64, 0, 1)
+        v.module.pack(k, k, many, None, *tensors(cache), 64, 0, 1)
 
 
 # --- what is not finite ----------------------------------------------------------------------------------------------

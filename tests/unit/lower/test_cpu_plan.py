@@ -74,7 +74,7 @@ class Raw:
         return self.tensors[3]
 
     def pack(self, counts: tuple[int, ...]) -> None:
-        self.module.pack(self.k, self.v, int32(*counts), *self.cache, BIG, 0, 1)
+        self.module.pack(self.k, self.v, int32(*counts), None, *self.cache, BIG, 0, 1)
 
     def plan(self, q_len: int = 1, *, append: bool, skip_empty: bool = False, limit: int = BIG) -> torch.Tensor:
         plan = torch.zeros(self.module.plan_size(len(self.lengths), self.room, q_len), dtype=torch.int32)
@@ -163,7 +163,7 @@ def test_pages_before_the_window_may_be_absent() -> None:
         bare.tensors[0][bare.table[b, :pages].long()] = 255
         bare.table[b, :pages] = -1
     k, v = (torch.full((3, 2000, 2, 64), 7.0, dtype=torch.float16) for _ in range(2))
-    bare.module.unpack(*bare.cache, k, v)
+    bare.module.unpack(*bare.cache, None, k, v)
     for b, pages in enumerate(passed):
         assert (k[b, : 64 * pages] == 7).all()
         assert (v[b, : 64 * pages] == 7).all()

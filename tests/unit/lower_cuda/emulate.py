@@ -59,10 +59,12 @@ extern "C" int call(bool packing, bool backwards, void* const* tensors, const in
     PackArgs args;
     args.cache = cache, args.k = k, args.v = v, args.tokens = tokens, args.new_lengths = static_cast<const int*>(tensors[7]);
     args.limit = INT32_MAX, args.overflow = &overflow, args.scales = static_cast<const float*>(tensors[9]);
+    args.starts = static_cast<const int*>(tensors[10]);
     launch_pack<Format_>(args, nullptr);
   }} else {{
     UnpackArgs args;
     args.cache = cache, args.k = k, args.v = v, args.tokens = tokens, args.scales = static_cast<const float*>(tensors[9]);
+    args.starts = static_cast<const int*>(tensors[10]);
     launch_unpack<Format_>(args, nullptr);
   }}
   return overflow;
@@ -116,9 +118,21 @@ class Emulated:
             self._libraries[paged] = ctypes.CDLL(str(_compile(*self._variant, self._folder / f"paged{paged:d}", paged)))
         return self._libraries[paged]
 
-    def pack(self, cache: Cache, k: torch.Tensor, v: torch.Tensor, new_lengths: torch.Tensor, backwards: bool = False) -> bool:
-        """Append; CTAs run in the order of their numbers or `backwards`. Returns the overflow flag."""
-        return self._call(True, backwards, cache, k, v, new_lengths)
+    def pack(
+        self,
+        cache: Cache,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        new_lengths: torch.Tensor,
+        backwards: bool = False,
+        starts: torch.Tensor | None = None,
+    ) -> bool:
+        """Append; CTAs run in the order of their numbers or `backwards`. With `starts`, k and v are [tokens, kv_heads, head_dim]. Returns
+        the overflow flag.
+        """
+        if starts is not None:
+            k, v = (x.as_strided((1, *x.shape), (0, *x.stride())) for x in (k, v))
+        return self._call(True, backwards, cache, k, v, new_lengths, starts)
 
     def write(self, cache: Cache, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor, backwards: bool = False) -> None:
         """Tokens k, v [tokens, kv_heads, head_dim] to their slots."""
@@ -130,11 +144,22 @@ class Emulated:
             ctypes.c_bool(backwards), (ctypes.c_void_p * len(pointers))(*pointers), (ctypes.c_int64 * len(numbers))(*numbers)
         )
 
-    def unpack(self, cache: Cache, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Dequantize into k and v [batch, tokens, kv_heads, head_dim]."""
-        self._call(False, False, cache, k, v, None)
+    def unpack(self, cache: Cache, k: torch.Tensor, v: torch.Tensor, starts: torch.Tensor | None = None) -> None:
+        """Dequantize into k and v [batch, tokens, kv_heads, head_dim], or, with `starts`, [tokens, kv_heads, head_dim]."""
+        if starts is not None:
+            k, v = (x.as_strided((1, *x.shape), (0, *x.stride())) for x in (k, v))
+        self._call(False, False, cache, k, v, None, starts)
 
-    def _call(self, packing: bool, backwards: bool, cache: Cache, k: torch.Tensor, v: torch.Tensor, new: torch.Tensor | None) -> bool:
+    def _call(
+        self,
+        packing: bool,
+        backwards: bool,
+        cache: Cache,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        new: torch.Tensor | None,
+        starts: torch.Tensor | None = None,
+    ) -> bool:
         table = cache.block_table
         page_blocks = 0 if table is None else cache.packed.shape[2]
         numbers = [
@@ -146,7 +171,7 @@ class Emulated:
         ]
         blocks = cache.packed.shape[2] if table is None else table.shape[1] * page_blocks
         numbers += [k.shape[1], *k.stride()[:3], *v.stride()[:3], blocks, len(cache.k_residual)]
-        pointers = [None if t is None else t.data_ptr() for t in [*cache.tensors(), k, v, new, cache.residual_slots, cache.scales]]
+        pointers = [None if t is None else t.data_ptr() for t in [*cache.tensors(), k, v, new, cache.residual_slots, cache.scales, starts]]
         overflow = self.library(table is not None).call(
             ctypes.c_bool(packing),
             ctypes.c_bool(backwards),

@@ -95,15 +95,28 @@ def of_heads(held: Cache) -> torch.Tensor | None:
 def append(
     module: Emulated, held: Cache, inputs: tuple[torch.Tensor, torch.Tensor], done: list[int], piece: list[int], backwards: bool
 ) -> None:
-    """The next `piece[b]` tokens of each sequence, as strided views with NaN behind; counts them in `done`."""
+    """The next `piece[b]` tokens of each sequence, as strided views with NaN behind, or (`backwards`) in one run; counts them in `done`."""
     shape, fresh = (len(piece), HEADS, max(piece) + 1, inputs[0].shape[-1]), []
     for x in inputs:
         new = torch.full(shape, torch.nan, dtype=x.dtype).transpose(1, 2)
         for b, count in enumerate(piece):
             new[b, :count] = x[b, done[b] : done[b] + count]
         fresh.append(new)
-    module.pack(held, *fresh, torch.tensor(piece, dtype=torch.int32), backwards=backwards)
+    pack(module, held, fresh, piece, backwards)
     done[:] = map(sum, zip(done, piece, strict=True))
+
+
+def pack(module: Emulated, held: Cache, new: list[torch.Tensor], piece: list[int], backwards: bool) -> None:
+    """Append the first `piece[b]` tokens of each sequence; where `backwards`, from a run of all sequences' tokens, some more of each."""
+    counts = torch.tensor(piece, dtype=torch.int32)
+    if not backwards:
+        assert not module.pack(held, *new, counts)
+        return
+    given = [count + b % 2 for b, count in enumerate(piece)]
+    starts = torch.tensor([3, *given]).cumsum(0).int()
+    pad = torch.full((3, *new[0].shape[2:]), torch.nan, dtype=new[0].dtype)
+    k, v = (torch.cat([pad, *(x[b, :count] for b, count in enumerate(given)), pad]) for x in new)
+    assert not module.pack(held, k, v, counts, backwards=True, starts=starts)
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -272,9 +285,9 @@ def test_prefill_in_pieces_packs_and_keeps_what_the_reference_does(words: str, b
     )
     kept = meaningful_bytes(layout)
     for number, piece in enumerate(pieces):
-        inputs, counts = normal(spec, batch, max(piece) + 1, seed=number), torch.tensor(piece, dtype=torch.int32)
-        module.pack(mine, inputs.k, inputs.v, counts, backwards=number % 2 == 0)
-        held.prefill(inputs.k, inputs.v, counts)
+        inputs = normal(spec, batch, max(piece) + 1, seed=number)
+        pack(module, mine, [inputs.k, inputs.v], piece, number % 2 == 0)
+        held.prefill(inputs.k, inputs.v, torch.tensor(piece, dtype=torch.int32))
         assert torch.equal(mine.lengths, held.lengths)
         for pool, expected in zip((mine.k_residual, mine.v_residual), held.residual(), strict=True):
             found = pool[mine.residual_slots]
@@ -289,6 +302,12 @@ def test_prefill_in_pieces_packs_and_keeps_what_the_reference_does(words: str, b
             mine.lengths.copy_(held.lengths)
     out = [torch.full((batch, int(held.lengths.max()) + 2, heads, dim), 7.0, dtype=dtype) for _ in range(2)]
     module.unpack(mine, *out)
+    starts = torch.tensor([2, *held.lengths.tolist()]).cumsum(0).int()
+    run = [torch.full((int(starts[-1]) + 1, heads, dim), 7.0, dtype=dtype) for _ in range(2)]
+    module.unpack(mine, *run, starts)
+    for whole, found in zip(out, run, strict=True):
+        assert torch.equal(found[2:-1], torch.cat([x[:length] for x, length in zip(whole, held.lengths.tolist(), strict=True)]))
+        assert (found[[0, 1, -1]] == 7.0).all()
     kept_values = (rotate(x, op.rotation) for x, op in zip(held.keys_values(), layout.operands, strict=True))
     for found, exact in zip(out, kept_values, strict=True):
         for b, length in enumerate(held.lengths.tolist()):

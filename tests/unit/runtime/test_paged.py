@@ -1,12 +1,19 @@
-"""Calls over memory of the caller's: rows in any order of slots and pages, prompts beside decode steps, one workspace for all batches."""
+"""Calls over memory of the caller's: rows in any order of slots and pages, prompts beside decode steps, one workspace for all batches; and
+a GPU's route for rows of many tokens, with its FlashAttention stood in for.
+"""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
+from kvgen.format.rotation import rotate, rotate_back
+from kvgen.runtime import chunks, varlen
+from kvgen.runtime.calls import Variant
 from kvgen.runtime.kvcache import row_of
 from kvgen.runtime.paged import PagedCalls, Rows, runs_of
+from kvgen.verify.reference import attend
+from kvgen.verify.tolerance import relative_l2, tolerance
 from tests.support.cpu import spec_of, variant
 
 SPECS = {
@@ -82,3 +89,97 @@ def test_slots_that_do_not_exist_and_contiguous_formats_are_refused() -> None:
     store, k = calls.new_store(4, 2), torch.zeros(2, 2, 64)
     with pytest.raises(ValueError, match=r"residual_slots\[1\] is 2, the cache has 2 residuals"):
         calls.pack(k, k, int32(1, 1), store, Rows(int32(0, 0), int32(0, 1).view(2, 1), int32(1, 2)), [0, 1, 2])
+
+
+# --- rows of many tokens on the route of a GPU --------------------------------------------------------------------------
+
+ROUTES = SPECS | {
+    "rotated": {"k": "4t64~32", "v": "8t32~16u", "cache": {"quantize": "arrival"}, "q_len": 3, "sinks": True},
+    "cap": {"k": "8t64", "v": "4t32", "softcap": 5.0, "cache": {"quantize": "arrival"}, "q_len": 2},
+}
+
+
+def stand_in(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    q_starts: torch.Tensor,
+    k_starts: torch.Tensor,
+    most_q: int,
+    most_k: int,
+    scale: float,
+    causal: bool,
+    window: int | None,
+) -> varlen.Partial:
+    """What a varlen kernel computes, in fp64; for a query that sees nothing an LSE of inf."""
+    out, lse = torch.full_like(q, torch.nan), torch.full((q.shape[1], len(q)), torch.nan)
+    for b in range(len(q_starts) - 1):
+        mine, held = slice(*q_starts[b : b + 2].tolist()), slice(*k_starts[b : b + 2].tolist())
+        count, tokens = mine.stop - mine.start, held.stop - held.start
+        assert count <= most_q
+        assert tokens <= most_k
+        keys, values = (x[held].double().repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+        scores = torch.einsum("qhd,khd->hqk", q[mine].double(), keys) * scale
+        behind = torch.arange(tokens) - torch.arange(tokens - count, tokens).unsqueeze(1)
+        if causal:
+            scores.masked_fill_((behind > 0) | (behind <= -(window or MAX_LEN)), -torch.inf)
+        part = torch.logsumexp(scores, -1)
+        weights = (scores - part.masked_fill(part == -torch.inf, 0.0).unsqueeze(-1)).exp()
+        out[mine], lse[:, mine] = torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype), part.float()
+    return out, lse.masked_fill(lse == -torch.inf, torch.inf)
+
+
+def routed(kernel: Variant, name: str) -> PagedCalls:
+    """Calls on a CPU that take a GPU's route."""
+    calls = PagedCalls(kernel, 5, MAX_LEN)
+    calls._route(None, stand_in)
+    return calls
+
+
+@pytest.mark.parametrize("scratch", ["ample", "scant"])
+@pytest.mark.parametrize("name", ROUTES)
+def test_rows_of_many_tokens_share_calls(name: str, scratch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks behind a past and prompts without one, beside steps, against fp64 over the dequantized cache; with memory for all, or for a
+    page of one row.
+    """
+    spec = spec_of(dtype="float32", page=PAGE, **ROUTES[name])  # type: ignore[arg-type]
+    kernel, random = variant(spec), torch.Generator().manual_seed(1)
+    monkeypatch.setattr(varlen, "ROOM_STEP", 16)
+    monkeypatch.setattr(chunks, "BATCH", 3)
+    monkeypatch.setattr(chunks, "PASSES", 6)
+    monkeypatch.setattr(varlen, "BUSY", 0)
+    if scratch == "scant":
+        page_bytes = 2 * 2 * 64 * 4 * PAGE
+        cut = name in ("plain", "rotated")
+        monkeypatch.setattr(varlen, "SCRATCH_BYTES", page_bytes if cut else 1 << 30)
+        monkeypatch.setattr(varlen, "TOTAL_BYTES", page_bytes * 6)
+        monkeypatch.setattr(varlen, "BUSY", 8 if cut else 0)
+        monkeypatch.setattr(varlen.Varlen, "_cuts", lambda *args: 1)  # modules for the CPU unpack all heads at once
+    calls, sinks = routed(kernel, name), torch.tensor([0.5, -2.0, 5.0, 0.0]) if spec.attention.sinks else None
+    table = torch.randperm(40, generator=random, dtype=torch.int32)[:30].view(5, 6)
+    store, slots = calls.new_store(40, SLOTS), int32(5, 0, 3, 1, 6)
+    store.packed.random_(256, generator=random)
+    before = int32(0, 0, 0, 0, 0)
+    for counts in ([70, 5, 130, 1, 200], [1, 90, 9, 66, 150]):
+        starts = [sum(counts[:b]) for b in range(6)]
+        q, k, v = (torch.randn(starts[-1], heads, 64, generator=random) for heads in (4, 2, 2))
+        after, out = before + int32(*counts), torch.full_like(q, torch.nan)
+        rows = Rows(after, table, slots)
+        calls.pack(k, v, int32(*counts), store, Rows(before, table, slots), starts)
+        calls.attend(q, out, store, rows, starts, sinks=sinks, bounds=after.tolist(), scale=0.2)
+        held = [torch.zeros(int(after.sum()), 2, 64) for _ in range(2)]
+        ends = [0, *after.cumsum(0).tolist()]
+        kernel.module.unpack(*rows.over(store), int32(*ends), *held)
+        fresh = torch.full_like(q, torch.nan)
+        calls.attend(q, fresh, store, rows, starts, sinks=sinks, bounds=after.tolist(), scale=0.2, new=(k, v))
+        for b, count in enumerate(counts):
+            mine = slice(starts[b], starts[b + 1])
+            past = [x[None, ends[b] : ends[b + 1]] for x in held]
+            masks = {"window": spec.attention.window, "softcap": spec.attention.softcap, "sinks": sinks}
+            of_k, of_v = kernel.layout.rotations
+            want = rotate_back(attend(rotate(q[None, mine], of_k), *past, after[b : b + 1], scale=0.2, **masks)[0][0], of_v)
+            assert relative_l2(out[mine], want) <= tolerance(kernel.dtype), (counts, b)
+            if ends[b + 1] - ends[b] == count > spec.attention.q_len and calls._varlen is not None:
+                want = attend(q[None, mine], k[None, mine], v[None, mine], after[b : b + 1], scale=0.2, **masks)[0][0]
+            assert relative_l2(fresh[mine], want) <= tolerance(kernel.dtype), (counts, b)
+        before = after

@@ -90,15 +90,47 @@ struct Bound : Call {
   int64_t batch = integer(0, "batch", 0), max_len = integer(1, "max_len", 0), q_len = integer(2, "q_len", 1);
 };
 
-struct Pack : Call {
-  Pack(const Variant& v, const TVMFFIAny* args, int32_t count) : Call(v, "pack", args, count, 3 + kCacheArgs + 3) {}
-  View<4> k = rows(0, "k", kAny, kAny, variant.kv_heads);
-  View<4> v = rows(1, "v", k.size[0], k.size[1], variant.kv_heads);
-  View<1> new_lengths = numbers(2, "new_lengths", k.size[0]);
-  Cache cache{*this, 3, k.size[0], variant.kv_heads};
-  int limit = int32(kCacheArgs + 3, "limit");      // most tokens of a sequence
-  int* overflow = overflow_flag(kCacheArgs + 4);   // becomes 1 where one would have more
-  bool advance = flag(kCacheArgs + 5, "advance");  // write the new lengths
+// K and V: [batch, tokens, ...], or with `starts` [tokens, ...] of all sequences, which `k` and `v` show as one of batch stride 0. Sequence
+// b has the tokens from starts[b] to starts[b + 1].
+struct Tokens : Call {
+  Tokens(const Variant& v, const char* function, const TVMFFIAny* args, int32_t count, int32_t expected, int k_at, int starts_at, bool some)
+      : Call(v, function, args, count, expected), some_heads(some), at(k_at), starts(numbers_or_none(starts_at, "starts", kAny)) {
+    if (starts && starts.size[0] == 0) fail("ValueError", "%s: starts is empty: it needs a number more than there are sequences", function);
+  }
+  bool some_heads;
+  int at;
+  View<1> starts;
+  View<4> k = tokens(at, "k", kAny, kAny, some_heads ? kAny : variant.kv_heads);
+  View<4> v = tokens(at + 1, "v", k.size[0], k.size[1], k.size[2]);
+  int64_t batch = starts ? starts.size[0] - 1 : k.size[0];
+
+  // Where the tokens of a sequence begin, and how many it may have: on a CPU, which raises where they are none.
+  int64_t start(int64_t b) const { return starts ? starts.as<int32_t>()[b] : 0; }
+  int64_t most(int64_t b) const {
+    if (!starts) return k.size[1];
+    const int64_t end = starts.as<int32_t>()[b + 1];
+    if (start(b) < 0 || end < start(b) || end > k.size[1])
+      fail("ValueError", "%s: sequence %lld has the tokens from %lld to %lld, k has %lld", function, (long long)b, (long long)start(b),
+           (long long)end, (long long)k.size[1]);
+    return end - start(b);
+  }
+
+ private:
+  View<4> tokens(int i, const char* name, int64_t batch_, int64_t count, int64_t heads) {
+    if (!starts) return rows(i, name, batch_, count, heads);
+    const View<3> all = tensor<3>(i, name, variant.dtype, {count, heads, variant.head_dim}, Memory::rows);
+    return {all.data, {1, all.size[0], all.size[1], all.size[2]}, {0, all.stride[0], all.stride[1], all.stride[2]}};
+  }
+};
+
+// (k, v, new_lengths, starts?, cache, limit, overflow, advance)
+struct Pack : Tokens {
+  Pack(const Variant& v, const TVMFFIAny* args, int32_t count) : Tokens(v, "pack", args, count, 4 + kCacheArgs + 3, 0, 3, false) {}
+  View<1> new_lengths = numbers(2, "new_lengths", batch);
+  Cache cache{*this, 4, batch, variant.kv_heads};
+  int limit = int32(kCacheArgs + 4, "limit");      // most tokens of a sequence
+  int* overflow = overflow_flag(kCacheArgs + 5);   // becomes 1 where one would have more
+  bool advance = flag(kCacheArgs + 6, "advance");  // write the new lengths
 };
 
 // attend: (q, cache, out, lse?, sinks?, workspace, plan?, scale, max_len);
@@ -206,13 +238,11 @@ struct Crop : Call {
   int* overflow = overflow_flag(5);
 };
 
-// (cache, k, v). On a GPU these may be views of fewer KV heads, the same number in each.
-struct Unpack : Call {
-  Unpack(const Variant& v, const TVMFFIAny* args, int32_t count) : Call(v, "unpack", args, count, kCacheArgs + 2) {}
-  bool some_heads = variant.device_type != kDLCPU;
-  View<4> k = rows(kCacheArgs, "k", kAny, kAny, some_heads ? kAny : variant.kv_heads);
-  View<4> v = rows(kCacheArgs + 1, "v", k.size[0], k.size[1], k.size[2]);
-  Cache cache{*this, 0, k.size[0], k.size[2], some_heads ? Memory::rows : Memory::blocks};
+// (cache, starts?, k, v). On a GPU these may be views of fewer KV heads, the same number in each.
+struct Unpack : Tokens {
+  Unpack(const Variant& v, const TVMFFIAny* args, int32_t count)
+      : Tokens(v, "unpack", args, count, kCacheArgs + 3, kCacheArgs + 1, kCacheArgs, v.device_type != kDLCPU) {}
+  Cache cache{*this, 0, batch, k.size[2], some_heads ? Memory::rows : Memory::blocks};
 };
 
 }  // namespace kvgen::ffi

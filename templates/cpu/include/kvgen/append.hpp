@@ -223,6 +223,7 @@ struct Append {
   const ffi::View<4>&k, &v;
   int64_t batch, head;
   int length, after;
+  int64_t start = 0;  // where the sequence's tokens begin in k and v
 
   int64_t due_blocks() const {
     if constexpr (Residual::kArrival) return after > length ? Residual::packed_blocks(after) - length / C::kTokens : 0;
@@ -255,7 +256,9 @@ struct Append {
   }
 
  private:
-  const Element* fresh(const ffi::View<4>& view, int64_t position) const { return row_of<Element>(view, batch, position - length, head); }
+  const Element* fresh(const ffi::View<4>& view, int64_t position) const {
+    return row_of<Element>(view, batch, start + position - length, head);
+  }
 
   // Writes the new tokens of the i-th block that has any.
   void write(int64_t i) const {

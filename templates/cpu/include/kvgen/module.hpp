@@ -51,13 +51,13 @@ class Module {
     const CacheView<C> cache(call.cache);
     const int32_t* more = call.new_lengths.as<int32_t>();
     for (int64_t b = 0; b < call.cache.batch; ++b) {
-      if (more[b] < 0 || more[b] > call.k.size[1])
-        ffi::fail("ValueError", "pack: new_lengths[%lld] is %d, k has %lld tokens", (long long)b, more[b], (long long)call.k.size[1]);
+      if (more[b] < 0 || more[b] > call.most(b))
+        ffi::fail("ValueError", "pack: new_lengths[%lld] is %d, k has %lld tokens", (long long)b, more[b], (long long)call.most(b));
       cache.check(b, cache.length(b), more[b], cache.length(b));
       check_limit("pack", b, cache.length(b), more[b], call.limit);
     }
     const auto appended = [&](int64_t b, int64_t head) {
-      return Append<C>{cache, call.k, call.v, b, head, cache.length(b), cache.length(b) + more[b]};
+      return Append<C>{cache, call.k, call.v, b, head, cache.length(b), cache.length(b) + more[b], call.start(b)};
     };
 #pragma omp parallel num_threads(threads.count())
     append(call.cache.batch, appended);
@@ -129,21 +129,20 @@ class Module {
     const int64_t batch = call.cache.batch, per = call.cache.blocks + 1;  // the last one stands for the residual
     for (int64_t b = 0; b < batch; ++b) {
       cache.check(b, cache.length(b), 0, cache.length(b));
-      if (cache.length(b) > call.k.size[1])
-        ffi::fail("ValueError", "unpack: k has %lld tokens, sequence %lld has %d", (long long)call.k.size[1], (long long)b,
-                  cache.length(b));
+      if (cache.length(b) > call.most(b))
+        ffi::fail("ValueError", "unpack: k has %lld tokens, sequence %lld has %d", (long long)call.most(b), (long long)b, cache.length(b));
     }
 #pragma omp parallel num_threads(threads.count())
     parallel_for(batch * C::kv_heads * per, [&](int64_t i) {
       const int64_t head = i / per % C::kv_heads, b = i / per / C::kv_heads, index = i % per + cache.first_held(cache.length(b));
-      const int64_t length = cache.length(b), full = Residual::packed_blocks(cache.length(b));
+      const int64_t length = cache.length(b), full = Residual::packed_blocks(cache.length(b)), start = call.start(b);
       if (index < full && cache.holds(b, index))
-        unpack_block<C>(cache, cache.block(b, head, index), call.k, call.v, b, head, Residual::kSink + index * C::kTokens,
+        unpack_block<C>(cache, cache.block(b, head, index), call.k, call.v, b, head, start + Residual::kSink + index * C::kTokens,
                         length - index * C::kTokens);
       if (index != full) return;
       const auto copy = [&](int64_t position) {
-        std::memcpy(row_of<Element>(call.k, b, position, head), cache.k_row(b, head, position), sizeof(Element) * C::kHeadDim);
-        std::memcpy(row_of<Element>(call.v, b, position, head), cache.v_row(b, head, position), sizeof(Element) * C::kHeadDim);
+        std::memcpy(row_of<Element>(call.k, b, start + position, head), cache.k_row(b, head, position), sizeof(Element) * C::kHeadDim);
+        std::memcpy(row_of<Element>(call.v, b, start + position, head), cache.v_row(b, head, position), sizeof(Element) * C::kHeadDim);
       };
       for (int64_t position = 0; position < Residual::kSink && position < length; ++position) copy(position);
       for (int64_t position = Residual::first(cache.length(b)); position < length; ++position) copy(position);

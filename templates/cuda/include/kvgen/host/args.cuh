@@ -1,5 +1,7 @@
 // The arguments of the kernels. Pointers are device pointers; strides count elements unless a name says bytes.
 #pragma once
+#include <cuda_runtime.h>
+
 #include <cstdint>
 
 #include "kvgen/format.hpp"
@@ -95,22 +97,57 @@ struct AttendArgs {
 struct PackArgs {
   CacheArgs cache;
   Rows k, v;
-  const int* new_lengths = nullptr;  // [batch]: tokens of k[b], v[b] to append
-  int tokens = 0;                    // extent of k and v: upper bound of new_lengths
+  const int* new_lengths = nullptr;  // [batch]: tokens of each sequence to append, the first ones that k and v have of it
+  const int* starts = nullptr;       // [batch + 1]: where a sequence's tokens begin in k and v, which have no batch; null where they do
+  int tokens = 0;                    // extent of k and v
   int limit = 0;                     // maximum length of a sequence; one whose tokens do not fit is not changed
   int* overflow = nullptr;           // host memory; set to 1 then
   bool advance = true;               // advance the lengths
   const float* scales = nullptr;     // as in AttendArgs
 
+  __device__ int start(int sequence) const { return starts ? starts[sequence] : 0; }
+  __device__ int most(int sequence) const { return starts ? starts[sequence + 1] - starts[sequence] : tokens; }
   // Whether a sequence of `length` tokens takes `more`, which the host has not seen.
-  __device__ bool fits(int length, int more) const { return more >= 0 && more <= tokens && more <= limit - length; }
+  __device__ bool fits(int sequence, int length, int more) const { return more >= 0 && more <= most(sequence) && more <= limit - length; }
 };
 
 struct UnpackArgs {
   CacheArgs cache;
   Rows k, v;
+  const int* starts = nullptr;    // as in PackArgs
   int tokens = 0;                 // extent of k and v
   const float* scales = nullptr;  // as in AttendArgs
+
+  __device__ int start(int sequence) const { return starts ? starts[sequence] : 0; }
+  __device__ int most(int sequence) const { return starts ? starts[sequence + 1] - starts[sequence] : tokens; }
+};
+
+// What a CTA packs or unpacks of a head: the `nth` run of `kEach` tokens of a sequence, counted as its kernel does. Of c tokens a sequence
+// has at least ceil(c / kEach) + kMore runs.
+template <int kEach, int kMore = 0>
+struct TokenRun {
+  int sequence, nth, head;
+
+  // With starts, runs are numbered through all sequences: those of sequence b begin at starts[b] / kEach + b * (1 + kMore). The tokens
+  // before starts[0] are no sequence's: there `nth` is negative.
+  template <class Args>
+  __device__ static TokenRun of_cta(const Args& args) {
+    const int heads = args.cache.kv_heads, run = static_cast<int>(blockIdx.x) / heads, head = static_cast<int>(blockIdx.x) % heads;
+    if (!args.starts) return {static_cast<int>(blockIdx.y), run, head};
+    const auto first = [&](int sequence) { return args.starts[sequence] / kEach + sequence * (1 + kMore); };
+    int sequence = 0;
+    for (int end = args.cache.batch; end - sequence > 1;) {
+      const int middle = (sequence + end) / 2;
+      (first(middle) <= run ? sequence : end) = middle;
+    }
+    return {sequence, run - first(sequence), head};
+  }
+  // The grid, where without starts a sequence has `runs` runs at most.
+  template <class Args>
+  static dim3 grid(const Args& args, int runs) {
+    if (!args.starts) return dim3(args.cache.kv_heads * runs, args.cache.batch);
+    return dim3(args.cache.kv_heads * (args.tokens / kEach + args.cache.batch * (1 + kMore)));
+  }
 };
 
 }  // namespace kvgen

@@ -44,11 +44,11 @@ struct Exports {
   }
 
   static void pack(const ffi::Pack& call) {
-    if (call.k.size[0] == 0 || call.k.size[1] == 0) return;
+    if (call.batch == 0 || call.k.size[1] == 0) return;
     const detail::DeviceCall on(call);
     PackArgs a;
     a.cache = cache_args(call.cache);
-    a.k = rows(call.k), a.v = rows(call.v), a.new_lengths = call.new_lengths.as<int>();
+    a.k = rows(call.k), a.v = rows(call.v), a.new_lengths = call.new_lengths.as<int>(), a.starts = call.starts.as<int>();
     a.tokens = ffi::to_int(call.function, "the number of tokens", call.k.size[1]);
     a.limit = call.limit, a.overflow = call.overflow, a.advance = call.advance, a.scales = call.cache.scales.as<float>();
     on.check(launch_pack<Format>(a, on.stream));
@@ -118,12 +118,12 @@ struct Exports {
   }
 
   static void unpack(const ffi::Unpack& call) {
-    if (call.k.size[0] == 0 || call.k.size[1] == 0) return;
+    if (call.batch == 0 || call.k.size[1] == 0) return;
     const detail::DeviceCall on(call);
     UnpackArgs a;
     a.cache = cache_args(call.cache), a.cache.kv_heads = static_cast<int>(call.k.size[2]);
     a.k = rows(call.k), a.v = rows(call.v), a.tokens = ffi::to_int(call.function, "the number of tokens", call.k.size[1]);
-    a.scales = call.cache.scales.as<float>();
+    a.starts = call.starts.as<int>(), a.scales = call.cache.scales.as<float>();
     on.check(launch_unpack<Format>(a, on.stream));
   }
 

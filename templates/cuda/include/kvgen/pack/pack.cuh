@@ -73,9 +73,11 @@ __global__ void __launch_bounds__(kThreads, pack_ctas<Format>()) pack_kernel(con
   static_assert(pack_smem_bytes<Format>() <= 48 * 1024);
   __shared__ __align__(16) uint8_t smem[pack_smem_bytes<Format>()];
   const CacheArgs& cache = args.cache;
-  const int sequence = blockIdx.y, head = blockIdx.x % cache.kv_heads, nth = blockIdx.x / cache.kv_heads;
+  const auto run = TokenRun<kTokens>::of_cta(args);
+  if (run.nth < 0) return;
+  const int sequence = run.sequence, nth = run.nth, head = run.head;
   const int length = cache.lengths[sequence], more = args.new_lengths[sequence], end = length + more;
-  if (!args.fits(length, more)) {  // nothing is written
+  if (!args.fits(sequence, length, more)) {  // nothing is written
     if (threadIdx.x == 0) *args.overflow = 1;
     return;
   }
@@ -87,7 +89,7 @@ __global__ void __launch_bounds__(kThreads, pack_ctas<Format>()) pack_kernel(con
   Element* k_residual = static_cast<Element*>(cache.k_residual) + slots;
   Element* v_residual = static_cast<Element*>(cache.v_residual) + slots;
   const auto fresh = [&](const Rows& rows, int position) -> TokenRows<Element> {
-    return {rows.row<Element>(sequence, position - length, head), rows.token_stride};
+    return {rows.row<Element>(sequence, args.start(sequence) + position - length, head), rows.token_stride};
   };
   const auto keep = [&](int position, int count) {
     fill_residual<Format, kThreads>(fresh(args.k, position), fresh(args.v, position), k_residual, v_residual, position % kTokens, count);
@@ -119,7 +121,7 @@ struct Lengths {
 
   __device__ Lengths(const PackArgs& args, int sequence) : before(args.cache.lengths[sequence]), after(before) {
     const int more = args.new_lengths[sequence];
-    if (args.fits(before, more))
+    if (args.fits(sequence, before, more))
       after = before + more;
     else if (threadIdx.x == 0)
       *args.overflow = 1;
@@ -134,9 +136,9 @@ struct PositionRows {
   int64_t stride;  // of `fresh`
   int first, length;
 
-  __device__ PositionRows(const CacheArgs& cache, const void* residual_, const Rows& rows, int sequence, int head, int first_, int length_)
-      : residual(static_cast<const Element*>(residual_) + cache.residual_offset<Format>(sequence, head)),
-        fresh(rows.row<const Element>(sequence, 0, head)),
+  __device__ PositionRows(const PackArgs& args, const void* residual_, const Rows& rows, int sequence, int head, int first_, int length_)
+      : residual(static_cast<const Element*>(residual_) + args.cache.residual_offset<Format>(sequence, head)),
+        fresh(rows.row<const Element>(sequence, args.start(sequence), head)),
         stride(rows.token_stride),
         first(first_),
         length(length_) {}
@@ -153,14 +155,16 @@ __global__ void __launch_bounds__(kThreads, pack_ctas<Format>()) pack_blocks_ker
   static_assert(pack_smem_bytes<Format>() <= 48 * 1024);
   __shared__ __align__(16) uint8_t smem[pack_smem_bytes<Format>()];
   const CacheArgs& cache = args.cache;
-  const int sequence = blockIdx.y, head = blockIdx.x % cache.kv_heads, nth = blockIdx.x / cache.kv_heads;
+  const auto run = TokenRun<Format::kTokens>::of_cta(args);
+  if (run.nth < 0) return;
+  const int sequence = run.sequence, nth = run.nth, head = run.head;
   const Lengths lengths(args, sequence);
   const int block = ResidualRows::packed_blocks(lengths.before) + nth;
   const int after = ResidualRows::packed_blocks(lengths.after);
   if (block >= after || block < WindowPlaces<Format::kWindowPlaces>::first(after)) return;  // later blocks take the places of earlier ones
   const int first = ResidualRows::kSink + block * Format::kTokens;
-  const PositionRows<Format> k_rows(cache, cache.k_residual, args.k, sequence, head, first, lengths.before);
-  const PositionRows<Format> v_rows(cache, cache.v_residual, args.v, sequence, head, first, lengths.before);
+  const PositionRows<Format> k_rows(args, cache.k_residual, args.k, sequence, head, first, lengths.before);
+  const PositionRows<Format> v_rows(args, cache.v_residual, args.v, sequence, head, first, lengths.before);
   uint8_t* to = cache.block<Format>(sequence, head, block);
   const auto scales = StaticScales::of<Format>(args.scales, cache.kv_heads, head);
   if constexpr (kRotates<Format>)
@@ -180,7 +184,9 @@ __global__ void __launch_bounds__(kStoreThreads) store_rows_kernel(const PackArg
   using ResidualRows = typename Format::ResidualRows;
   constexpr int kVectors = Format::kHeadDim / 8;
   const CacheArgs& cache = args.cache;
-  const int sequence = blockIdx.y, head = blockIdx.x % cache.kv_heads, from = blockIdx.x / cache.kv_heads * kStoreTokens;
+  const auto run = TokenRun<kStoreTokens>::of_cta(args);
+  if (run.nth < 0) return;
+  const int sequence = run.sequence, head = run.head, from = run.nth * kStoreTokens, origin = args.start(sequence);
   const Lengths lengths(args, sequence);
   const int sink = max(min(lengths.after, ResidualRows::kSink) - lengths.before, 0);
   const int first = max(lengths.before, ResidualRows::first(max(lengths.after - ResidualRows::kRollback, 0)));
@@ -190,7 +196,7 @@ __global__ void __launch_bounds__(kStoreThreads) store_rows_kernel(const PackArg
     if (from >= count) return;
     const auto position_of = [&](int i) { return from + i < sink ? lengths.before + from + i : first + from + i - sink; };
     const auto given = [&](const Rows& rows) {
-      return [&](int i) { return rows.row<const Element>(sequence, position_of(i) - lengths.before, head); };
+      return [&](int i) { return rows.row<const Element>(sequence, origin + position_of(i) - lengths.before, head); };
     };
     const auto row = [&](void* residual) {
       return [=](int i) { return static_cast<Element*>(residual) + offset + ResidualRows::row(position_of(i)) * Format::kHeadDim; };
@@ -202,7 +208,7 @@ __global__ void __launch_bounds__(kStoreThreads) store_rows_kernel(const PackArg
   for (int i = threadIdx.x; i < kStoreTokens * kVectors; i += kStoreThreads) {
     const int nth = from + i / kVectors, channel = i % kVectors * 8;
     if (nth >= count) return;
-    const int position = nth < sink ? lengths.before + nth : first + nth - sink, token = position - lengths.before;
+    const int position = nth < sink ? lengths.before + nth : first + nth - sink, token = origin + position - lengths.before;
     const int64_t to = offset + ResidualRows::row(position) * Format::kHeadDim + channel;
     *reinterpret_cast<uint4*>(static_cast<Element*>(cache.k_residual) + to) =
         load16(args.k.row<const Element>(sequence, token, head) + channel);
@@ -217,7 +223,7 @@ template <class Format>
 cudaError_t launch_pack(const PackArgs& args, cudaStream_t stream) {
   if (args.cache.batch == 0 || args.cache.kv_heads == 0 || args.tokens == 0) return cudaSuccess;
   constexpr int kThreads = packing::pack_threads<Format>();
-  const dim3 grid(args.cache.kv_heads * ceil_div(args.tokens, Format::kTokens), args.cache.batch);
+  const dim3 grid = TokenRun<Format::kTokens>::grid(args, ceil_div(args.tokens, Format::kTokens));
   if constexpr (Format::ResidualRows::kArrival) {
     if (const cudaError_t failed = launch_append<Format>(AppendArgs{args}, stream, false); failed != cudaSuccess) return failed;
   } else if constexpr (packing::kRotates<Format>) {
@@ -240,7 +246,7 @@ cudaError_t launch_pack(const PackArgs& args, cudaStream_t stream) {
   }
   if constexpr (Format::ResidualRows::kRows != Format::kTokens && !Format::ResidualRows::kArrival) {
     const int stored = std::min(args.tokens, Format::ResidualRows::kRows);
-    const dim3 store_grid(args.cache.kv_heads * ceil_div(stored, packing::kStoreTokens), args.cache.batch);
+    const dim3 store_grid = TokenRun<packing::kStoreTokens>::grid(args, ceil_div(stored, packing::kStoreTokens));
     packing::store_rows_kernel<Format><<<store_grid, packing::kStoreThreads, 0, stream>>>(args);
   }
   const cudaError_t error = cudaGetLastError();

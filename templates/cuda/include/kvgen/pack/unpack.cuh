@@ -164,19 +164,21 @@ __global__ void __launch_bounds__(kThreads, 4) unpack_kernel(const UnpackArgs ar
   using ResidualRows = typename Format::ResidualRows;
   constexpr int kVectors = Format::kHeadDim / 8;
   const CacheArgs& cache = args.cache;
-  const int sequence = blockIdx.y, head = blockIdx.x % cache.kv_heads;
-  const int block = blockIdx.x / cache.kv_heads - kSinkRuns<Format>;  // negative in the sink
+  const auto run = TokenRun<Format::kTokens, kSinkRuns<Format>>::of_cta(args);
+  if (run.nth < 0) return;
+  const int sequence = run.sequence, head = run.head, origin = args.start(sequence);
+  const int block = run.nth - kSinkRuns<Format>;  // negative in the sink
   const int length = cache.lengths[sequence];
   const int start = block < 0 ? (block + kSinkRuns<Format>)*Format::kTokens : ResidualRows::kSink + block * Format::kTokens;
-  const int end = min(min(length, args.tokens), block < 0 ? ResidualRows::kSink : INT32_MAX);
+  const int end = min(min(length, args.most(sequence)), block < 0 ? ResidualRows::kSink : INT32_MAX);
   const int tokens = min(end - start, Format::kTokens);
   if (tokens <= 0) return;
   const bool packed = block >= 0 && block < ResidualRows::packed_blocks(length);
   if (packed && block < WindowPlaces<Format::kWindowPlaces>::first(ResidualRows::packed_blocks(length + ResidualRows::kRollback))) return;
   if (Format::kPaged && packed && cache.page_of(sequence, block) < 0) return;  // the sliding window has passed it
   const uint8_t* bytes = packed ? cache.block<Format>(sequence, head, block) : nullptr;
-  const auto k_row = [&](int token) { return args.k.row<Element>(sequence, start + token, head); };
-  const auto v_row = [&](int token) { return args.v.row<Element>(sequence, start + token, head); };
+  const auto k_row = [&](int token) { return args.k.row<Element>(sequence, origin + start + token, head); };
+  const auto v_row = [&](int token) { return args.v.row<Element>(sequence, origin + start + token, head); };
   if (packed) {
     const auto scales = StaticScales::of<Format>(args.scales, cache.kv_heads, head);
     unpack_operand<Format, Which::key>(bytes, scales.key, tokens, k_row);
@@ -204,7 +206,7 @@ template <class Format>
 cudaError_t launch_unpack(const UnpackArgs& args, cudaStream_t stream) {
   if (args.cache.batch == 0 || args.cache.kv_heads == 0 || args.tokens == 0) return cudaSuccess;
   const int runs = unpacking::kSinkRuns<Format> + ceil_div(std::max(args.tokens - Format::ResidualRows::kSink, 0), Format::kTokens);
-  const dim3 grid(args.cache.kv_heads * runs, args.cache.batch);
+  const dim3 grid = TokenRun<Format::kTokens, unpacking::kSinkRuns<Format>>::grid(args, runs);
   unpacking::unpack_kernel<Format><<<grid, unpacking::kThreads, 0, stream>>>(args);
   return cudaGetLastError();
 }

@@ -78,11 +78,13 @@ __global__ void __launch_bounds__(32) append_kernel(const AppendArgs args) {
   ptx::griddepcontrol_wait();
   const PackArgs& pack = args.pack;
   const CacheArgs& cache = pack.cache;
-  const int sequence = blockIdx.y, head = blockIdx.x % cache.kv_heads, nth = blockIdx.x / cache.kv_heads;
-  const int length = cache.lengths[sequence];
+  const auto run = TokenRun<kMost, 1>::of_cta(pack);
+  if (run.nth < 0) return;
+  const int sequence = run.sequence, nth = run.nth, head = run.head;
+  const int length = cache.lengths[sequence], origin = pack.start(sequence) - length;
   int more = pack.new_lengths ? pack.new_lengths[sequence] : pack.tokens;
   if (args.empty && length <= 0 && *args.empty > 0) more = 0;
-  if (!pack.fits(length, more)) {                             // nothing is written
+  if (!pack.fits(sequence, length, more)) {                   // nothing is written
     if (threadIdx.x == 0 && !args.empty) *pack.overflow = 1;  // who made the plan has told it
     return;
   }
@@ -91,7 +93,7 @@ __global__ void __launch_bounds__(32) append_kernel(const AppendArgs args) {
   if (from >= to) return;
   uint8_t* bytes = cache.block<Format>(sequence, head, block);
   const auto rows = [&](const Rows& given) {
-    return [&](int token) -> const Element* { return given.row<const Element>(sequence, start + token - length, head); };
+    return [&](int token) -> const Element* { return given.row<const Element>(sequence, origin + start + token, head); };
   };
   const auto scales = StaticScales::of<Format>(pack.scales, cache.kv_heads, head);
   __shared__ __align__(16) RotatedTokens<Format> rotated;
@@ -130,9 +132,8 @@ __global__ void __launch_bounds__(32) write_kernel(const WriteArgs args) {
 template <class Format>
 cudaError_t launch_append(const AppendArgs& args, cudaStream_t stream, bool overlap) {
   constexpr int kMost = packing::kWrittenTokens<Format>;
-  const CacheArgs& cache = args.pack.cache;
   const int runs = (args.pack.tokens + 2 * kMost - 2) / kMost;  // wherever the first token lies in its run
-  return Launch(dim3(cache.kv_heads * runs, cache.batch), 32, 0, stream, overlap).run(packing::append_kernel<Format>, args);
+  return Launch(TokenRun<kMost, 1>::grid(args.pack, runs), 32, 0, stream, overlap).run(packing::append_kernel<Format>, args);
 }
 
 // The writes of a decode step, before its attention.
