@@ -77,8 +77,8 @@ def _spec_word(word: str) -> dict[str, dict[str, object]]:
     if boost := re.fullmatch(r"boost(\d+)/(\d+)(range|static)?", word):
         fraction = int(boost[1]) / int(boost[2])
         return {"key": {"boost": {"fraction": fraction, "select": boost[3] or "mean_abs"}}}
-    if rotation := re.fullmatch(r"([kv])rot(\d+)(u?)", word):  # u: without signs
-        rotate = {"block": int(rotation[2]), "signs": not rotation[3]}
+    if rotation := re.fullmatch(r"([kv])rot(\d+)(u?)(c?)", word):  # u: without signs, c: by the caller
+        rotate = {"block": int(rotation[2]), "signs": not rotation[3], "applied": "caller" if rotation[4] else "kernel"}
         return {"key" if rotation[1] == "k" else "value": {"rotate": rotate}}
     if static := re.fullmatch(r"([kv])scale-(tensor|head|channel)", word):
         return {"key" if static[1] == "k" else "value": {"scale": static[2], "zero": False}}
