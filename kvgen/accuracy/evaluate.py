@@ -27,7 +27,7 @@ from torch import Tensor
 from kvgen import __version__
 from kvgen.accuracy.texts import Questions, Text, packaged_file, passages, questions
 from kvgen.api import FallbackWarning, get_kernel
-from kvgen.errors import KvgenError, SpecError, UnsupportedError
+from kvgen.errors import CheckError, CompileError, KvgenError, SpecError, UnsupportedError
 from kvgen.extras import require
 from kvgen.format.calibration import calibrated_scales
 from kvgen.format.residual import residual_rows
@@ -238,7 +238,7 @@ def _specs(subject: Subject, formats: Mapping[str, Mapping[str, Any]], max_len: 
     def fetch(spec: KernelSpec) -> str | None:
         try:
             get_kernel(spec)
-        except UnsupportedError as error:
+        except (UnsupportedError, CompileError, CheckError) as error:
             return str(error)
         return None
 
