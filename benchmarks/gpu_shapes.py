@@ -238,13 +238,13 @@ def measure(
         })  # fmt: skip
     if entrants:
         name = min(entrants, key=lambda one: median(times[one]))
-        nbytes, us_ = entrants[name].nbytes, median(times[name])
-        if (error := entrants[name].error()) > FP8_ERROR:
-            print(f"- {spec.name} {name} is wrong: relative L2 {error:.1e}", flush=True)
+        nbytes, taken = entrants[name].nbytes, median(times[name])
+        if (off := entrants[name].error()) > FP8_ERROR:
+            print(f"- {spec.name} {name} is wrong: relative L2 {off:.1e}", flush=True)
             wrong = True
         rows.append({
-            "backend": "flashinfer", "schedule": name, "us": round(us_, 3), "bytes": nbytes, "read_us": round(median(reads[nbytes]), 3),
-            "read_fraction": round(median(reads[nbytes]) / us_, 4), "default_us": "",
+            "backend": "flashinfer", "schedule": name, "us": round(taken, 3), "bytes": nbytes, "read_us": round(median(reads[nbytes]), 3),
+            "read_fraction": round(median(reads[nbytes]) / taken, 4), "default_us": "",
         })  # fmt: skip
     return rows, wrong
 

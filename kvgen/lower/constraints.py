@@ -196,7 +196,7 @@ _CPU = Rules(
         Rule("{value_tiles} tiles of 16 channels are more than head_dim {head_dim}", lambda p: p.value_tiles * 16 <= p.head_dim),
         Rule("integers of 16 bits are too coarse for the error bound of float32", lambda p: p.dot == "fp32" or p.dtype != "float32"),
         Rule(
-            "products of integers need K and V in codes that are integers",
+            "products of integers need K and V in codes that are integers, they have {key_codes} and {value_codes}",
             lambda p: p.dot == "fp32" or (p.key_integers and p.value_integers),
         ),
         Rule(

@@ -246,6 +246,6 @@ def spec_facts(spec: KernelSpec) -> dict[str, Fact]:
             f"{label}_axis": quant.axis if quant.grouped or not quant.quantized else "channel",
             f"{label}_group": quant.group,
         }
-        facts[f"{label}_integers"] = codec_of(quant).integers
+        facts |= {f"{label}_integers": codec_of(quant).integers, f"{label}_codes": codec_of(quant).label}
         facts |= {f"{label}_per_channel": quant.per_channel, f"{label}_group_tokens": channel_group(quant)}
     return facts

@@ -86,8 +86,8 @@ def test_integer_products_are_as_right_as_floats(name: str) -> None:
     ("parts", "reason"),
     [
         ({"dtype": "float32"}, "too coarse for the error bound of float32"),
-        ({"k": "16"}, "K and V in codes that are integers"),
-        ({"v": "16"}, "K and V in codes that are integers"),
+        ({"k": "16"}, "integers, they have 16 bits and int4"),
+        ({"v": "16"}, "integers, they have int4 and 16 bits"),
         ({"v": "4c32"}, "with V per channel"),
         ({"k": "4t8"}, "K in groups of 8 channels"),
         ({"v": "4t8"}, "V in groups of 8 channels"),
