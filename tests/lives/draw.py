@@ -19,7 +19,6 @@ from kvgen.lower.gpu import MAX_Q_ROWS
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.lower.tilelang.backend import CHANNEL_GROUPS as TILELANG_GROUPS
 from kvgen.spec import AnySpec, KernelSpec, load_spec
-from kvgen.spec.rules import IMPLIED
 
 CPU, CUDA, TILELANG = map(get_backend, ("cpu", "cuda", "tilelang"))
 TOKEN_GROUPS = (16, 32, 48, 64, 80, 96, 128, 160, 192, 256, 320, 512)
@@ -132,25 +131,17 @@ def _attention(draw: Random, dim: int) -> dict[str, Any]:
 
 
 def _quant(draw: Random, dim: int) -> dict[str, Any]:
-    """Of K or V: integers or floats, with scales of groups or static ones."""
     bits, zero = draw.choice([2, 4, 8, 16]), draw.random() < 0.6
     blocks = [block for block in (16, 32, 64, 128, 256) if dim % block == 0]
     rotate = {"rotate": {"block": draw.choice([None, *blocks]), "signs": draw.random() < 0.5}} if draw.random() < 0.3 else {}
     if bits == 16:
         return {"bits": 16, "axis": "token", "group": draw.choice([16, 77])}
-    kind = draw.choice(["int", "int", "e4m3", "e5m2", "nvfp4", *(["mxfp4"] if dim % 32 == 0 else [])])
-    code = {"bits": bits, "zero": zero} if kind == "int" else {"type": kind, **IMPLIED[kind]}
-    if kind != "mxfp4" and draw.random() < 0.2:
-        scale = draw.choice(["tensor", "head", *(["channel"] if kind != "nvfp4" else [])])
-        return {"axis": "token", "group": 16, **code, "zero": False, "scale": scale, **rotate}
-    if "group" in code:
-        return {**code, **rotate}
     if draw.random() < 0.5:
         group = draw.choice([32, 32, 64, 128, draw.choice(TOKEN_GROUPS)])
-        return {**code, "axis": "channel", "group": group, **rotate}
+        return {"bits": bits, "axis": "channel", "group": group, "zero": zero, **rotate}
     divisors = [n for n in range(1, dim + 1) if dim % n == 0]
     wide = [n for n in divisors if n % 16 == 0]
-    return {**code, "axis": "token", "group": draw.choice([dim, draw.choice(wide), draw.choice(divisors)]), **rotate}
+    return {"bits": bits, "axis": "token", "group": draw.choice([dim, draw.choice(wide), draw.choice(divisors)]), "zero": zero, **rotate}
 
 
 def drawn_schedule(
