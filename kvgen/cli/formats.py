@@ -64,7 +64,7 @@ def accuracy(
     ] = None,
     texts: Annotated[list[Path] | None, typer.Option("--text", metavar="FILE", help="Instead of the texts; may be repeated.")] = None,
     context: Annotated[
-        int | None, typer.Option("--context", metavar="N", min=512, help="Tokens of the longest context; by default 8192, on a CPU 2048.")
+        int | None, typer.Option("--context", metavar="N", min=512, help="Tokens of the longest context; by default 8192, on a CPU 1024.")
     ] = None,
     passages: Annotated[int | None, typer.Option("--passages", metavar="N", min=1, help="Of each text; by default 10, on a CPU 2.")] = None,
     questions: Annotated[
@@ -98,7 +98,7 @@ def accuracy(
     if ends is not None:
         eight = {"layers": ends, "key": {"bits": 8}, "value": {"bits": 8}}
         chosen = {f"{name}-ends-8": {**form, "ends": eight} for name, form in chosen.items()}
-    usual = (min(subject.limit, 8192), 10, 100) if gpu else (min(subject.limit, 2048), 2, 2)
+    usual = (min(subject.limit, 8192), 10, 100) if gpu else (min(subject.limit, 1024), 2, 2)
     sizes = evaluate.Sizes(context or usual[0], passages or usual[1], questions or usual[2], seed)
 
     def kept(records: list[dict[str, Any]]) -> None:
