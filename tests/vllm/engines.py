@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 from vllm import LLM, SamplingParams
+from vllm.platforms import current_platform
 
 from kvgen.verify.reference import WholeSequences
 from tests.vllm.conftest import VOCABULARY
@@ -56,9 +57,12 @@ class Engines:
             chosen = {"attention_backend": "CUSTOM", "additional_config": {"kvgen": form}} if form is not None else {}
             given = {
                 "model": str(model), "skip_tokenizer_init": True, "dtype": "float32", "enforce_eager": True, "max_model_len": 512,
-                "max_num_seqs": 6, "seed": 0, "max_logprobs": VOCABULARY, "disable_log_stats": False, "block_size": 128, **chosen,
+                "max_num_seqs": 6, "seed": 0, "max_logprobs": VOCABULARY, "disable_log_stats": False, "block_size": 128,
+                "num_gpu_blocks_override": 64, **chosen,
             }  # fmt: skip
             self.llm, self.key = LLM(**(given | changes)), key
+            # once is enough, and a later time fails where numba, which drafts n-grams, has been imported
+            type(current_platform).register_triton_kernel_overrides = lambda *_: None
         elif self.llm.llm_engine.vllm_config.cache_config.enable_prefix_caching:
             assert self.llm.reset_prefix_cache()
         return self.llm
