@@ -284,7 +284,7 @@ class KvgenImpl(AttentionImpl[KvgenMetadata]):
             m.calls.write(k, v, store, m.slots[:tokens])
         else:
             counts, before = m.packed
-            m.calls.pack(k, v, counts, store, before, m.starts)
+            m.calls.pack(k, v, counts, store, before, m.starts, on_device=m.given[: len(m.starts)])
         for part, exact in m.parts:
             (self._own if exact else self._cached)(q, k, v, out, store, m, part)
         return output

@@ -89,6 +89,12 @@ def test_slots_that_do_not_exist_and_contiguous_formats_are_refused() -> None:
     store, k = calls.new_store(4, 2), torch.zeros(2, 2, 64)
     with pytest.raises(ValueError, match=r"residual_slots\[1\] is 2, the cache has 2 residuals"):
         calls.pack(k, k, int32(1, 1), store, Rows(int32(0, 0), int32(0, 1).view(2, 1), int32(1, 2)), [0, 1, 2])
+    for wrong, message in (([0, 2, 1], "sequence 1 has the tokens from 2 to 1, k has 2"), ([0, 1, 3], "from 1 to 3, k has 2")):
+        with pytest.raises(ValueError, match=message):
+            calls.pack(k, k, int32(1, 0), store, Rows(int32(0, 0), int32(0, 1).view(2, 1), int32(1, 0)), wrong, on_device=int32(*wrong))
+    starts = [0, 1, 1]
+    with pytest.raises(ValueError, match=r"new_lengths\[0\] is 2, k has 1 tokens"):
+        calls.pack(k, k, int32(2, 0), store, Rows(int32(0, 0), int32(0, 1).view(2, 1), int32(1, 0)), starts, on_device=int32(*starts))
 
 
 # --- rows of many tokens on the route of a GPU --------------------------------------------------------------------------
