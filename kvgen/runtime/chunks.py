@@ -117,7 +117,7 @@ class Chunks:
         if key not in self._cuts:
             if len(self._cuts) > 8:
                 self._cuts.clear()
-            row, back, take, put = [], [], [], []
+            row, back, take, put = list[int](), list[int](), list[int](), list[int]()
             at, n = 0, self._piece
             for b, count in enumerate(key):
                 pieces = -(-count // n)
