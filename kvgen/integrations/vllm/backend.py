@@ -31,6 +31,7 @@ from vllm.v1.attention.backend import (
 
 from kvgen.integrations.vllm import formats, versions
 from kvgen.integrations.vllm.prompts import Prompts
+from kvgen.integrations.vllm.scales import scales_of
 from kvgen.runtime.paged import PagedCalls, Rows, StepPlan, Store, residual_shape, runs_of
 
 DTYPES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
@@ -42,7 +43,6 @@ class KvgenBackend(AttentionBackend):
     accept_output_buffer = True
     forward_includes_kv_cache_update = True
     supported_dtypes: ClassVar[list[torch.dtype]] = list(DTYPES)
-    supported_kv_cache_dtypes: ClassVar[list[str]] = ["auto"]
 
     @staticmethod
     def get_name() -> str:
@@ -63,6 +63,15 @@ class KvgenBackend(AttentionBackend):
     @classmethod
     def get_preferred_block_size(cls, default_block_size: int) -> int:
         return formats.page()
+
+    @classmethod
+    def supports_kv_cache_dtype(cls, kv_cache_dtype: str | None) -> bool:
+        """A preset, or the model's own dtype, which the user of a checkpoint with scales for fp8 has to name."""
+        return kv_cache_dtype is None or kv_cache_dtype in ("auto", *DTYPES.values()) or kv_cache_dtype.startswith(formats.DTYPE)
+
+    @classmethod
+    def supports_per_head_quant_scales(cls) -> bool:
+        return True
 
     @classmethod
     def supports_sink(cls) -> bool:
@@ -145,6 +154,8 @@ class KvgenBuilder(AttentionMetadataBuilder[KvgenMetadata]):
         if len(found) != 1:
             raise formats.refused("layers of several formats that share their pages", "they would need plans of their own")
         form = next(iter(found.values()))
+        for name, layer in layers.items():
+            layer.impl.scales = scales_of(vllm_config, form, name, device)
         self.page, self.arrival = kv_cache_spec.block_size, form.arrival
         if any(layer.impl._residuals[0].shape[1:] != residual_shape(form.kernel(self.page)) for layer in layers.values()):
             raise formats.refused(f"pages of {self.page} tokens", f"residuals were made for others: --block-size {self.page}")
@@ -231,7 +242,7 @@ class KvgenImpl(AttentionImpl[KvgenMetadata]):
             (f"attention of type {attn_type}", attn_type != "decoder", "caches are of causal self-attention"),
             (
                 f"--kv-cache-dtype {kv_cache_dtype}",
-                kv_cache_dtype not in ("auto", *DTYPES.values()),
+                not KvgenBackend.supports_kv_cache_dtype(kv_cache_dtype),
                 f"a format is chosen by {formats.EXAMPLE}",
             ),
             (f"{', '.join(unknown)} of an attention layer", unknown, "kvgen does not know it"),
@@ -251,6 +262,8 @@ class KvgenImpl(AttentionImpl[KvgenMetadata]):
         self._given_sinks = sinks
         self._sinks: Tensor | None = None
         self._store: Store | None = None
+        self.scales: Tensor | None = None
+        """Static ones, once the weights are loaded."""
         cache = config.cache_config
         kernel = self.format.kernel(cache.block_size if cache.user_specified_block_size else self.format.unit)
         shape = 1 if self.format.arrival else versions.places(config) + 1, *residual_shape(kernel)
@@ -326,7 +339,7 @@ class KvgenImpl(AttentionImpl[KvgenMetadata]):
         """vLLM's pages of the layer, and its residuals."""
         if self._store is None or self._store.packed.data_ptr() != kv_cache.data_ptr():
             pages = kv_cache.shape[0]
-            self._store = Store(kv_cache.view(torch.uint8).view(pages, *calls.page_shape), *self._residuals)
+            self._store = Store(kv_cache.view(torch.uint8).view(pages, *calls.page_shape), *self._residuals, self.scales)
         if self._given_sinks is not None and self._sinks is None:
             self._sinks = self._given_sinks.detach().float().contiguous()
         return self._store

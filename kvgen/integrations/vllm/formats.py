@@ -10,6 +10,7 @@ from math import lcm
 from typing import Any
 
 from kvgen.errors import SpecError, UnsupportedError
+from kvgen.format.scales import has_static_scales
 from kvgen.spec import KernelSpec, load_spec
 from kvgen.spec.layers import CALLER, FULL, SLIDING
 
@@ -17,6 +18,8 @@ PAGE = 128
 """Tokens of a page, unless the user chooses another number or a format's blocks have more."""
 LEAST_PAGE = 16
 """Every page is a multiple of so many tokens: vLLM asks before it knows a layer."""
+DTYPE = "kvgen-"
+"""What a preset's name begins with as a `--kv-cache-dtype`."""
 EXAMPLE = """--additional-config '{"kvgen": {"preset": "saw-int4"}}'"""
 
 
@@ -26,7 +29,7 @@ def refused(what: str, reason: str) -> UnsupportedError:
 
 
 @contextmanager
-def _refusing(what: str) -> Iterator[None]:
+def refusing(what: str) -> Iterator[None]:
     """Refuse what the spec language does."""
     try:
         yield
@@ -61,6 +64,8 @@ class Format:
         pages. Raises UnsupportedError, by name, for what cannot be served.
         """
         self.layer = layer
+        given = dict(given)
+        self.file = given.pop("scales", None)
         attention, cache = dict(given.get("attention") or {}), dict(given.get("cache") or {})
         for name, fact in asdict(layer).items():
             if attention.get(name) and attention[name] != fact and name != "q_len":
@@ -68,7 +73,7 @@ class Format:
         attention |= asdict(layer) | {"q_len": max(layer.q_len, attention.get("q_len") or 1)}
         chosen = cache.get("quantize")
         cache |= {"layout": "contiguous", "page": None}
-        with _refusing("the format"):
+        with refusing("the format"):
             self._spec = load_spec({"name": "vllm", **given, "attention": attention, "cache": cache})
             if self._spec.key.rotate is not None and self._spec.key.rotate.applied == "caller":
                 raise refused("key.rotate.applied: caller", CALLER)
@@ -82,12 +87,12 @@ class Format:
                 "cache.sink and cache.local beside prefix caching",
                 "these tokens lie outside of the pages that requests share: --no-enable-prefix-caching",
             )
-        if any(op.scale != "dynamic" for op in (self._spec.key, self._spec.value)):
-            raise refused("static scales (key.scale, value.scale)", "they are read from no checkpoint here")
+        if self.file is not None and not has_static_scales(self._spec):
+            raise refused("scales beside this format", "its blocks hold their own: key.scale or value.scale is static")
         self._kernels: dict[int, Any] = {}
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Format) and self._spec == other._spec
+        return isinstance(other, Format) and (self._spec, self.file) == (other._spec, other.file)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -98,7 +103,7 @@ class Format:
 
     def spec(self, page: int) -> KernelSpec:
         """The spec for pages of so many tokens. Raises UnsupportedError where they do not fit the format."""
-        with _refusing(f"pages of {page} tokens"):
+        with refusing(f"pages of {page} tokens"):
             return replace(self._spec, cache=replace(self._spec.cache, layout="paged", page=page))
 
     def kernel(self, page: int) -> Any:
@@ -162,6 +167,11 @@ def of_heads(kv_heads: int, head_dim: int, window: int | None) -> Format:
 def chosen(config: Any, kind: str) -> Mapping[str, Any]:
     """The format that the user chose for layers of a kind."""
     given = (config.additional_config or {}).get("kvgen") if isinstance(config.additional_config, Mapping) else None
+    dtype = str(config.cache_config.cache_dtype)
+    if dtype.startswith(DTYPE):
+        if given:
+            raise refused(f"--kv-cache-dtype {dtype}", "--additional-config has a format already")
+        given = dtype.removeprefix(DTYPE)
     if isinstance(given, str):
         given = {"preset": given}
     if not isinstance(given, Mapping) or not given:
@@ -178,3 +188,5 @@ def check(config: Any) -> None:
     parallel = config.parallel_config
     if getattr(parallel, "decode_context_parallel_size", 1) > 1 or getattr(parallel, "prefill_context_parallel_size", 1) > 1:
         raise refused("context parallelism", "a sequence's blocks lie on one device")
+    if getattr(config.cache_config, "kv_cache_dtype_skip_layers", None):
+        raise refused("--kv-cache-dtype-skip-layers", "pages of all layers have one size")

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvgen.integrations.vllm.formats import Layer, refused
+from kvgen.integrations.vllm.formats import DTYPE, Layer, refused
 from kvgen.integrations.vllm.slots import RequestSlots
+from kvgen.spec.presets import FORMATS
 
 FLASH_CHANNELS = 256
 """Channels per head, at most, of vLLM's FlashAttention."""
@@ -33,6 +34,7 @@ def register(path: str) -> None:
         _wrap(type(current_platform), "get_attn_backend_cls", lambda stock: _choice_on_cpu(stock, AttentionBackendEnum.CUSTOM, path))
     _watch_runners()
     _size_pages()
+    _name_presets()
 
 
 def _wrap(owner: Any, name: str, made: Any) -> None:
@@ -51,6 +53,31 @@ def _choice_on_cpu(stock: Any, custom: Any, path: str) -> Any:
         return path if selected_backend is custom else stock(selected_backend, *args, **more)
 
     return classmethod(get_attn_backend_cls)
+
+
+class _Bytes:
+    """What vLLM asks of a type of KV cache: its pages hold bytes, which no kernel of its own reads."""
+
+    name = "kvgen"
+
+    def torch_dtype(self) -> torch.dtype:
+        return torch.uint8
+
+    def quant_mode(self) -> Any:
+        """NONE: CUSTOM has the number of another mode."""
+        from vllm.v1.kv_cache_interface import KVQuantMode
+
+        return KVQuantMode.NONE
+
+
+def _name_presets() -> None:
+    """Let `--kv-cache-dtype` take presets, in releases (0.33) where a plugin may give it names."""
+    from vllm.config import cache
+
+    if hasattr(cache, "register_kv_cache_dtype"):
+        for name in (DTYPE + preset for preset in FORMATS):
+            if not cache.is_known_kv_cache_dtype(name):
+                cache.register_kv_cache_dtype(name)(_Bytes)
 
 
 # --- the size of a page ----------------------------------------------------------------------------------------------------
