@@ -2,6 +2,7 @@
 
     python benchmarks/vllm_steps.py                                   # Llama-3.1-8B's shape, random weights in bf16, on one GPU
     python benchmarks/vllm_steps.py --engines auto,fp8,saw-int4 --cases 8x32600 --compile
+    python benchmarks/vllm_steps.py --trace 200 --cases none          # requests that arrive, instead of batches
     python benchmarks/vllm_steps.py --tiny                            # two layers and few tokens, in float32 on a CPU too
 
 Engines are `auto` and `fp8` (FLASH_ATTN with a cache of 16 bits and of 8), and names of FORMATS: one after the other, each in a process
@@ -9,6 +10,11 @@ of its own, while kernels that are not compiled yet are compiled beside the firs
 batch that the engine's cache holds. A step's time is a difference: of answers of 130 and of 2 tokens to the same prompts, which are in the
 prefix cache by then; the smaller of two. `prefill_s` is the first answer of one token. Nothing is compiled by torch, unless `--compile`
 says so; decode steps are full CUDA graphs.
+
+A trace is of requests that arrive at random (`--arrivals` per second, Poisson), with prompts of 1K to 32K tokens, and answers of 100 to
+500; `--shared` of them begin with nine tenths of their length of one of four documents. Pages have 128 tokens in all engines. It ends after
+`--trace-seconds`, whatever is left then. `tokens_per_s` are those of answers; `tpot_p99_ms` is the 99th percentile over requests of the
+mean time between tokens, `gap_p99_ms` that of all times between tokens; `cached` is the share of prompt tokens that hit the prefix cache.
 
 First every format is checked in eager mode and in CUDA graphs, over a small Llama of random weights, whose logits depend on attention:
 attention of each layer against fp64 over what the cache holds (`worst`, relative), and log-probabilities beside those of FLASH_ATTN, up to
@@ -20,12 +26,14 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
 import time
 from argparse import Namespace
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
@@ -34,7 +42,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 os.environ.update(
     HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", DO_NOT_TRACK="1", VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_USE_FLASHINFER_SAMPLER="0",
-    VLLM_LOGGING_LEVEL=os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"), TOKENIZERS_PARALLELISM="false", VLLM_PLUGINS="",
+    VLLM_LOGGING_LEVEL=os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"), TOKENIZERS_PARALLELISM="false",
+    VLLM_PLUGINS=os.environ.get("VLLM_PLUGINS", ""),
 )  # fmt: skip
 
 from benchmarks.common import RESULTS, gpu_word, parser, write_rows
@@ -52,6 +61,9 @@ FLASH = {"auto": "auto", "fp8": "fp8"}
 """vLLM's own engines, by the dtype of their cache."""
 HEADS = {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128}
 BIG = {**HEADS, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "vocab_size": 128256}
+CUT = {**BIG, "num_attention_heads": 64, "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 16}
+SHAPES = {"8b": BIG, "70b": CUT}
+"""Llama-3.1-8B's, and 16 layers of Llama-3.1-70B's."""
 SMALL = {**HEADS, "hidden_size": 512, "intermediate_size": 512, "num_hidden_layers": 4, "vocab_size": 1024}
 TINY = {**SMALL, "num_attention_heads": 8, "num_key_value_heads": 2, "num_hidden_layers": 2}
 CHECKED = (5, 127, 128, 300, 1027, 700)
@@ -63,6 +75,7 @@ WORST = 8e-3
 """Of the relative error of a row's attention in bfloat16: about two roundings."""
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 """Batches that are captured."""
+CASES = "8x32600", "32x8100", "fitx32600"
 LATE, WRONG, FAILED = "no time left", "wrong", "failed"
 Row = dict[str, Any]
 
@@ -111,7 +124,7 @@ def engine(name: str, model: Path, options: Namespace, **changes: Any) -> Any:
 
     given: dict[str, Any] = {
         "model": str(model), "skip_tokenizer_init": True, "seed": 0, "dtype": "float32" if options.tiny else "bfloat16",
-        "enable_prefix_caching": True, **changes,
+        "enable_prefix_caching": True, "tensor_parallel_size": options.ranks, **changes,
     }  # fmt: skip
     if not given.get("enforce_eager"):
         given["compilation_config"] = {"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": list(SIZES)}
@@ -235,9 +248,17 @@ def measure(name: str, options: Namespace) -> list[Row]:
     from vllm import SamplingParams
 
     started = time.monotonic()
-    model = config_of(TINY if options.tiny else BIG, options.scratch / "measured", "float32" if options.tiny else "bfloat16", weights=False)
-    longest = max(int(case.split("x")[1]) for case in options.cases) + 400
-    how = {"max_model_len": longest, "max_num_seqs": SIZES[-1], "max_num_batched_tokens": 16384, "load_format": "dummy"}
+    model = config_of(
+        TINY if options.tiny else SHAPES[options.shape],
+        options.scratch / f"measured-{options.shape}",
+        "float32" if options.tiny else "bfloat16",
+        weights=False,
+    )
+    trace = trace_of(options)
+    longest = max([int(case.split("x")[1]) + 400 for case in options.cases] + [len(one.prompt) + one.new for one in trace])
+    how: Row = {"max_model_len": longest, "max_num_seqs": SIZES[-1], "max_num_batched_tokens": 16384, "load_format": "dummy"}
+    if trace:
+        how |= {"max_num_seqs": min(SIZES[-1], len(trace)), "max_num_batched_tokens": 8192, "block_size": 128}
     if not options.tiny:
         how["gpu_memory_utilization"] = options.memory
     llm = engine(name, model, options, **how)
@@ -273,7 +294,74 @@ def measure(name: str, options: Namespace) -> list[Row]:
             if options.profile and torch.cuda.is_available() and case == options.cases[0]:
                 list_kernels(name, lambda prompts=prompts: took(prompts, 12), options)
         row["peak_gib"] = round(torch.cuda.max_memory_reserved() / 2**30, 2) if torch.cuda.is_available() else None
+    if trace:
+        took(prompts_of(1, min(2000, longest - 20)), 8)
+        rows.append({"engine": name, "case": "trace", **held, "load_s": round(loaded, 1), **follow(llm, trace, options.trace_seconds)})
     return rows
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A request of a trace, `at` seconds after its beginning."""
+
+    at: float
+    prompt: list[int]
+    new: int
+
+
+def trace_of(options: Namespace) -> list[Arrival]:
+    """The same requests for every engine."""
+    draw, words = random.Random(0), 1000
+    (least, most), new = ((150, 700), (4, 12)) if options.tiny else ((1000, 32000), (100, 500))
+    documents = [[draw.randrange(3, words) for _ in range(most)] for _ in range(4)]
+    made, at = list[Arrival](), 0.0
+    for _ in range(options.trace):
+        at += draw.expovariate(options.arrivals)
+        tokens = round(least * (most / least) ** draw.random())
+        common = tokens * 9 // 10 if draw.random() < options.shared else 0
+        prompt = draw.choice(documents)[:common] + [draw.randrange(3, words) for _ in range(tokens - common)]
+        made.append(Arrival(at, prompt, draw.randint(*new)))
+    return made
+
+
+def follow(llm: Any, trace: Sequence[Arrival], seconds: float) -> Row:
+    """What a trace took, for so many seconds."""
+    import numpy as np
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    engine, waiting = llm.llm_engine, list(trace)[::-1]
+    times: dict[str, list[float]] = {str(number): [] for number in range(len(trace))}
+    hits = asked = finished = 0
+    start = time.perf_counter()
+    while (waiting or engine.has_unfinished_requests()) and (now := time.perf_counter() - start) < seconds:
+        while waiting and waiting[-1].at <= now:
+            number, one = len(trace) - len(waiting), waiting.pop()
+            how = SamplingParams(
+                max_tokens=one.new, ignore_eos=True, detokenize=False, temperature=0, output_kind=RequestOutputKind.DELTA
+            )  # fmt: skip
+            engine.add_request(str(number), {"prompt_token_ids": one.prompt}, how)
+        if not engine.has_unfinished_requests():
+            time.sleep(max(0.0, waiting[-1].at - now))
+            continue
+        for result in engine.step():
+            times[result.request_id] += [time.perf_counter() - start] * len(result.outputs[0].token_ids)
+            if result.finished:
+                finished, hits = finished + 1, hits + (result.num_cached_tokens or 0)
+                asked += len(trace[int(result.request_id)].prompt)
+    took = time.perf_counter() - start
+    left = [name for name, one in zip(times, trace, strict=True) if len(times[name]) < one.new]
+    engine.abort_request(left)
+    told = {name: at for name, at in times.items() if len(at) > 1}
+    gaps = np.concatenate([np.diff(at) for at in told.values()]) if told else np.zeros(1)
+    means = [(at[-1] - at[0]) / (len(at) - 1) for at in told.values()] or [0.0]
+    firsts = [at[0] - trace[int(name)].at for name, at in times.items() if at] or [0.0]
+    tokens = sum(map(len, times.values()))
+    return {
+        "batch": finished, "trace_s": round(took, 2), "tokens_per_s": round(tokens / took, 1), "cached": round(hits / max(1, asked), 4),
+        "tpot_p99_ms": round(float(np.percentile(means, 99)) * 1e3, 2), "gap_p99_ms": round(float(np.percentile(gaps, 99)) * 1e3, 2),
+        "first_p50_s": round(float(np.median(firsts)), 3), "note": f"{len(left)} not finished" if left else "",
+    }  # fmt: skip
 
 
 def list_kernels(name: str, run: Any, options: Namespace) -> None:
@@ -301,8 +389,8 @@ def build(options: Namespace) -> None:
 
     from kvgen.integrations.vllm.formats import PAGE, Format, Layer
 
-    shape = TINY if options.tiny else BIG
-    heads = shape["num_attention_heads"], shape["num_key_value_heads"], shape["head_dim"]
+    shape, ranks = TINY if options.tiny else SHAPES[options.shape], options.ranks
+    heads = shape["num_attention_heads"] // ranks, shape["num_key_value_heads"] // ranks, shape["head_dim"]
     layer = Layer(*heads, "float32" if options.tiny else "bfloat16", None, 0.0, sinks=False, q_len=1)
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda name: Format(FORMATS[name], layer).kernel(PAGE), [name for name in options.engines if name in FORMATS]))
@@ -325,13 +413,21 @@ def child(what: str, name: str, options: Namespace, limit: float) -> list[Row]:
 def main() -> int:
     command = parser(__doc__)
     command.add_argument("--engines", type=lambda text: text.split(","), default=[*FLASH, *FORMATS])
-    command.add_argument("--cases", type=lambda text: text.split(","), default=["8x32600", "32x8100", "fitx32600"])
+    command.add_argument(
+        "--cases", type=lambda text: [] if text == "none" else text.split(","), default=["8x32600", "32x8100", "fitx32600"]
+    )
+    command.add_argument("--trace", type=int, default=0, help="requests of a trace, after the cases")
+    command.add_argument("--arrivals", type=float, default=10, help="of requests, per second")
+    command.add_argument("--shared", type=float, default=0.75, help="of requests, those that begin like others")
+    command.add_argument("--trace-seconds", type=float, default=60)
     command.add_argument("--steps", type=int, default=128)
     command.add_argument("--memory", type=float, default=0.9, help="of the GPU's memory, what vLLM may take")
     command.add_argument("--budget", type=float, default=3600, help="seconds for all")
     command.add_argument("--seconds", type=float, default=300, help="for one engine; a case that would take longer is left out")
     command.add_argument("--rate", type=float, default=20000, help="tokens of a prompt per second, for that")
     command.add_argument("--scratch", type=Path, default=Path("/tmp/kvgen-vllm-steps"))
+    command.add_argument("--shape", choices=SHAPES, default="8b", help="of the model: Llama-3.1-8B, or 16 layers of Llama-3.1-70B")
+    command.add_argument("--ranks", type=int, default=1, help="GPUs of one engine, by tensor parallelism; without a check")
     for flag in ("compile", "tiny", "profile", "no-check", "check-only"):
         command.add_argument(f"--{flag}", action="store_true")
     command.add_argument("--child", nargs=2, help="used by the benchmark itself")
@@ -349,10 +445,23 @@ def main() -> int:
         return 0
 
     options.scratch.mkdir(parents=True, exist_ok=True)
+    if options.ranks > 1:  # a process for each, which finds the backend by itself
+        options.no_check = True
+        be_found(options.scratch / "plugin")
     compiling = subprocess.Popen([sys.executable, __file__, *sys.argv[1:], "--child", "build", "all"])
     rows = Turns(options).take(compiling.wait)
     bad = any(row.get("note") == WRONG or str(row.get("note", "")).startswith(FAILED) for row in rows)
     return int(bad or compiling.returncode != 0)
+
+
+def be_found(folder: Path) -> None:
+    """Let processes of vLLM find the backend of this checkout, which no installed package names."""
+    info = folder / "kvgen_checkout-0.dist-info"
+    info.mkdir(parents=True, exist_ok=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: kvgen-checkout\nVersion: 0\n")
+    (info / "entry_points.txt").write_text("[vllm.general_plugins]\nkvgen-checkout = kvgen.integrations.vllm:register\n")
+    paths = [str(Path(__file__).resolve().parent.parent), str(folder), os.environ.get("PYTHONPATH", "")]
+    os.environ.update(PYTHONPATH=os.pathsep.join(filter(None, paths)), VLLM_PLUGINS="kvgen-checkout")
 
 
 class Turns:
