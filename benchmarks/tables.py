@@ -30,6 +30,11 @@ CACHES = {
     "kitty": "Kitty", "int2": "int2", "dynamic": "`DynamicCache`", "static": "`StaticCache`", "quantized": "`QuantizedCache`, 4 bits",
 }  # fmt: skip
 """Caches of a decoding model, as a table names and orders them."""
+ENGINES = {
+    "auto": "16 bits", "fp8": "fp8", "16": "16 bits, kvgen", "int8": "`turbomind-int8`", "e4m3": "`fp8-e4m3`", "saw-int4": "`saw-int4`",
+    "int4": "`turbomind-int4`", "int2": "`bitdecoding-int2`",
+}  # fmt: skip
+"""Caches inside vLLM (vllm_steps.py), as a table names and orders them."""
 PAPER_SPEEDUP, PAPER_SINGLE_S = 1694.0, 79.0
 """The INT8 paper's: its vectorized kernel over a thread of plain C, at the largest shape, and that thread's time (section 7.1)."""
 PAPER_REALISTIC_MS = (6.0, 58.0)
@@ -221,6 +226,41 @@ def generate_summary() -> str:
         " ([docs/integrations.md](docs/integrations.md#speed))."
     )
     return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False) + "\n"
+
+
+def inside_vllm(case: str) -> pd.DataFrame:
+    """Rows of a case, and `times`: their tokens per second over those of vLLM's own cache of 16 bits."""
+    found = frame("h200_vllm.csv")
+    found = found[(found["case"] == case) & (found.tokens_per_s != "")].set_index("engine")
+    here = found.loc[[name for name in ENGINES if name in found.index]]
+    rate = here.tokens_per_s.astype(float)
+    times = [f"{x:.2f}" for x in rate / rate["auto"]] if "auto" in rate else ["–"] * len(rate)
+    return here.assign(name=[ENGINES[name] for name in here.index], times=times)
+
+
+def vllm() -> str:
+    """Decode steps inside vLLM, and a trace if there is one."""
+    body = []
+    for case in ("8x32600", "32x8100", "fitx32600"):
+        for row in inside_vllm(case).itertuples():
+            held = f"{float(row.tokens) / 1e6:.2f} million"
+            workload = size(int(row.batch), int(row.kv_len)) + (" (most)" if case.startswith("fit") else "")
+            rate = f"{float(row.tokens_per_s):.0f}"
+            body.append([workload, row.name, f"{row.ms:.2f}", rate, row.times, f"{float(row.prefill_s):.1f}", held])
+    steps = table(["batch × tokens", "cache", "step, ms", "tokens per second", "times 16 bits", "prefill, s", "tokens that fit"], body)
+    trace = [
+        [
+            row.name,
+            f"{float(row.tokens_per_s):.0f}",
+            row.times,
+            f"{float(row.tpot_p99_ms):.0f}",
+            f"{float(row.cached):.0%}",
+            row.note or "–",
+        ]
+        for row in inside_vllm("trace").itertuples()
+    ]
+    header = ["requests that arrive, cache", "tokens per second", "times 16 bits", "P99 of ms per token", "prompt tokens cached", ""]
+    return steps + ("\n" + table(header, trace) if trace else "")
 
 
 def sizes() -> str:
@@ -444,7 +484,7 @@ ERRORS = (("error", "error16"), ("row", "row16"))
 """Columns of rounding.py: kvgen's error, and that of attention over 16 bits."""
 TABLES: dict[str, Callable[[], str]] = {
     "serving": serving, "summary": summary, "shapes": shapes, "plans": plans, "cpu": cpu, "overhead": overhead, "generate": generate,
-    "generate-summary": generate_summary, "preset-sizes": sizes, "accuracy": accuracy,
+    "generate-summary": generate_summary, "vllm": vllm, "preset-sizes": sizes, "accuracy": accuracy,
     "accuracy-about": accuracy_about, "accuracy-contexts": accuracy_contexts, "accuracy-orders": accuracy_orders,
     "accuracy-pareto": accuracy_pareto, "rounding": rounding,
     "matrix-quantize": lambda: matrix_speed("quantize"), "matrix-dequantize": lambda: matrix_speed("dequantize"),
