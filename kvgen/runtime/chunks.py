@@ -37,12 +37,13 @@ class Chunks:
 
     def __init__(self, calls: PagedCalls, kernel: Calls) -> None:
         attention, layout = kernel.spec.attention, kernel.layout
-        self._kernel, self._piece, self._group, self._page = kernel, attention.q_len, attention.group, calls.page
+        self._piece, self._group, self._page, self._dtype = attention.q_len, attention.group, calls.page, kernel.dtype
         self._shape = attention.kv_heads, residual_rows(kernel.spec, layout.tokens).rows, layout.head_dim
         held = 2 * prod(self._shape) * kernel.dtype.itemsize
         self._batch = min(BATCH, max(1, RESIDUAL_BYTES // held)) if held else BATCH
         self._max_len, self._flag, self._device = calls.max_len, calls._overflow, calls.device
-        self._memory = {launch: calls._allocate(launch, self._batch, self._piece) for launch in kernel._distinct}
+        self._launch = kernel.launch_for(self._batch, calls.max_len, self._piece)
+        self._workspace, self._plan = calls._allocate(self._launch, self._batch, self._piece)
         self._cuts: dict[tuple[int, ...], Cut] = {}
 
     @staticmethod
@@ -74,15 +75,13 @@ class Chunks:
         newest = self._newest(store, rows, counts, max(queries.counts)) if self._shape[1] else None
         for first in range(0, len(row), self._batch):
             part = slice(first, first + self._batch)
-            launch = self._kernel.launch_for(len(lengths[part]), self._max_len, self._piece)
-            workspace, plan = self._memory[launch]
-            launch.module.plan(lengths[part], plan, self._piece, 0, 1, self._max_len, self._flag.address)
+            self._launch.module.plan(lengths[part], self._plan, self._piece, 0, 1, self._max_len, self._flag.address)
             k, v = self._residuals(newest, row[part], lengths[part])
             cache = store.packed, k, v, lengths[part], table[part], None, store.scales
-            rest = (out[part], None, queries.sinks, workspace, plan, queries.scale, self._max_len)
-            launch.run(q[part], None, cache, rest, self._max_len, self._flag.address, advance=False)
+            rest = (out[part], None, queries.sinks, self._workspace, self._plan, queries.scale, self._max_len)
+            self._launch.run(q[part], None, cache, rest, self._max_len, self._flag.address, advance=False)
         if put is not None:
-            torch.index_select(out.flatten(0, 1), 0, put, out=queries.out)
+            queries.out.copy_(out.flatten(0, 1)[put])
 
     def _newest(self, store: Store, rows: Rows, counts: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
         """K and V [rows, kv_heads, tokens, head_dim] of the pages that hold a step's tokens, and where the first of them begins."""
@@ -91,16 +90,16 @@ class Chunks:
         pages = rows.block_table.gather(1, numbers.clamp_(max=rows.block_table.shape[1] - 1))
         heads, _, dim = self._shape
         shape = 2, len(past), heads, pages.shape[1] * self._page, dim
-        k, v = torch.empty(shape, dtype=self._kernel.dtype, device=self._device)
+        k, v = torch.empty(shape, dtype=self._dtype, device=self._device)
         held = store.packed, store.k_residual, store.v_residual, rows.lengths - past, pages, rows.slots, store.scales
-        self._kernel._distinct[0].module.unpack(*held, None, k.transpose(1, 2), v.transpose(1, 2))
+        self._launch.module.unpack(*held, None, k.transpose(1, 2), v.transpose(1, 2))
         return k, v, past
 
     def _residuals(self, newest: tuple[Tensor, Tensor, Tensor] | None, row: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Residuals of K and of V of pieces, one after the other."""
         heads, tokens, dim = self._shape
         if newest is None:
-            none = torch.empty(len(row), heads, 0, dim, dtype=self._kernel.dtype, device=self._device)
+            none = torch.empty(len(row), heads, 0, dim, dtype=self._dtype, device=self._device)
             return none, none
         k, v, past = newest
         first = lengths // tokens * tokens - past[row]
