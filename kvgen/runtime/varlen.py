@@ -103,11 +103,11 @@ class Varlen:
         for count in queries.counts:
             first.append(first[-1] + count)
         ctas = self._heads * self._group * sum(-(-count // Q_TILE) for count in queries.counts)
-        for part, heads, alone in self._parts(queries.counts, bounds, idle=ctas < BUSY):
+        for part, heads, pieces in self._parts(queries.counts, bounds, idle=ctas < BUSY):
             shared = slice(heads.start * self._group, heads.stop * self._group)
             mine = slice(first[part.start], first[part.stop])
             some, counts = aligned(q[mine, shared]), queries.counts[part]
-            if alone and self._shifts:
+            if pieces:
                 found = self._by_pieces(some, cache, part, heads, bounds[part.start], scale)
             else:
                 lengths, pages = rows.lengths[part], rows.block_table[part]
@@ -120,7 +120,7 @@ class Varlen:
             queries.out.copy_((queries.out @ back[0].T).mul_(back[1]))
 
     def _parts(self, counts: Sequence[int], bounds: Sequence[int], *, idle: bool) -> Iterator[tuple[slice, slice, bool]]:
-        """Rows, and KV heads that are dequantized at a time: as many neighbours as fit, or one row alone."""
+        """Rows, KV heads, and whether they are read in pieces: as many neighbours as fit, or one row alone."""
         every, token, first = slice(0, self._heads), self._heads * self._token_bytes, 0
         for b, bound in enumerate(bounds):
             alone = bound * token > SCRATCH_BYTES or (idle and self._shifts)
@@ -128,17 +128,19 @@ class Varlen:
                 yield slice(first, b), every, False
                 first = b
             if alone:
-                cuts = self._cuts(counts[b], bound)
+                pieces = self._shifts and (idle or bound * self._token_bytes > SCRATCH_BYTES)
+                cuts = self._cuts(counts[b], bound, pieces=pieces)
                 for i in range(cuts):
-                    yield slice(b, b + 1), slice(self._heads * i // cuts, self._heads * (i + 1) // cuts), True
+                    yield slice(b, b + 1), slice(self._heads * i // cuts, self._heads * (i + 1) // cuts), pieces
                 first = b + 1
         if first < len(bounds):
             yield slice(first, len(bounds)), every, False
 
-    def _cuts(self, count: int, bound: int) -> int:
-        """Cuts of the KV heads, so that a row fits; where it is read in pieces, those that hold its queries."""
-        held = min(bound, count + 2 * self._page) if self._shifts else bound
-        return min(self._heads, -(-held * self._heads * self._token_bytes // SCRATCH_BYTES))
+    def _cuts(self, count: int, bound: int, *, pieces: bool) -> int:
+        """Cuts of the KV heads, so that a row fits: all of it, or the pages that hold its queries, and float32 outputs that are merged."""
+        held = (count + 2 * self._page if pieces else bound) * self._heads * self._token_bytes
+        merged = 16 * count * self._heads * self._group * self._dim if pieces else 0
+        return min(self._heads, max(1, -(-held // SCRATCH_BYTES), -(-merged // TOTAL_BYTES)))
 
     @property
     def _token_bytes(self) -> int:
@@ -154,7 +156,8 @@ class Varlen:
         packed, k_held, v_held, _, _, slots, scales = cache
         room = -(-room // ROOM_STEP) * ROOM_STEP
         shape = 2, heads.stop - heads.start, room, self._dim
-        k, v = torch.empty(shape, dtype=self._dtype, device=self._device).transpose(1, 2)  # the tokens of a head lie together
+        new = torch.empty if self._window is None else torch.zeros  # pages that a window has passed need not be: 0 * NaN is no 0
+        k, v = new(shape, dtype=self._dtype, device=self._device).transpose(1, 2)  # the tokens of a head lie together
         starts = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0)).clamp_(max=room)
         places = None if slots is None else slots[rows]
         if heads.stop - heads.start < self._heads:

@@ -160,7 +160,7 @@ def test_rows_of_many_tokens_share_calls(name: str, scratch: str, monkeypatch: p
         monkeypatch.setattr(varlen, "SCRATCH_BYTES", page_bytes if cut else 1 << 30)
         monkeypatch.setattr(varlen, "TOTAL_BYTES", page_bytes * 6)
         monkeypatch.setattr(varlen, "BUSY", 8 if cut else 0)
-        monkeypatch.setattr(varlen.Varlen, "_cuts", lambda *args: 1)  # modules for the CPU unpack all heads at once
+        monkeypatch.setattr(varlen.Varlen, "_cuts", lambda *args, **how: 1)  # modules for the CPU unpack all heads at once
     calls, sinks = routed(kernel, name), torch.tensor([0.5, -2.0, 5.0, 0.0]) if spec.attention.sinks else None
     table = torch.randperm(40, generator=random, dtype=torch.int32)[:30].view(5, 6)
     store, slots = calls.new_store(40, SLOTS), int32(5, 0, 3, 1, 6)
@@ -172,6 +172,9 @@ def test_rows_of_many_tokens_share_calls(name: str, scratch: str, monkeypatch: p
         after, out = before + int32(*counts), torch.full_like(q, torch.nan)
         rows = Rows(after, table, slots)
         calls.pack(k, v, int32(*counts), store, Rows(before, table, slots), starts)
+        if spec.attention.window is not None:  # pages that no query of the row sees
+            for b in range(len(counts)):
+                table[b, : max(0, int(before[b]) - spec.attention.window + 1) // PAGE] = -1
         calls.attend(q, out, store, rows, starts, sinks=sinks, bounds=after.tolist(), scale=0.2)
         held = [torch.zeros(int(after.sum()), 2, 64) for _ in range(2)]
         ends = [0, *after.cumsum(0).tolist()]
