@@ -42,7 +42,7 @@ test-oldest:
 	$(MAKE) tests VENV=$(VENV)-oldest CONSTRAINTS=$(OLDEST) EXTRAS=dev
 
 test-vllm: $(VENV)-vllm/.installed
-	OMP_NUM_THREADS=1 $(VENV)-vllm/bin/python -m pytest -p no:cacheprovider tests/vllm
+	OMP_NUM_THREADS=1 $(VENV)-vllm/bin/python -m pytest -p no:cacheprovider --timeout 900 tests/vllm
 
 test-vllm-newest: $(VENV)-vllm/newest/.made
 	OMP_NUM_THREADS=1 PYTHONPATH=$(abspath $(VENV)-vllm/newest) $(VENV)-vllm/bin/python -m pytest -p no:cacheprovider tests/vllm
