@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from vllm import LLM, SamplingParams
 
-from tests.vllm.engines import INT4, SAW, Engines
+from tests.vllm.engines import ARRIVAL, SAW, Engines
 
 CLIENTS = 32
 SUBJECTS = ("the sea", "a bicycle", "old maps", "bread", "the moon", "a violin", "winter", "bees")
@@ -69,7 +69,7 @@ def test_with_16_bits_the_text_is_that_of_vllms_own_backend(engine: Engines, smo
     assert read(llm)[1] == stock[1][1]
 
 
-@pytest.mark.parametrize("form", [INT4, SAW], ids=["int4", "saw"])
+@pytest.mark.parametrize("form", [ARRIVAL["int4"], SAW], ids=["int4", "saw"])
 def test_4_bits_cost_little(engine: Engines, smollm: Path, stock: Any, form: Any) -> None:
     scores, best = read(made(engine, smollm, form))
     lost = (sum(stock[1][0]) - sum(scores)) / len(scores)
