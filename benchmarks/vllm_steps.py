@@ -293,7 +293,8 @@ def measure(name: str, options: Namespace) -> list[Row]:
             row["tokens_per_s"] = round(count / min(turns) * 1e3, 1)
             if options.profile and torch.cuda.is_available() and case == options.cases[0]:
                 list_kernels(name, lambda prompts=prompts: took(prompts, 12), options)
-        row["peak_gib"] = round(torch.cuda.max_memory_reserved() / 2**30, 2) if torch.cuda.is_available() else None
+        here = torch.cuda.is_available() and options.ranks == 1
+        row["peak_gib"] = round(torch.cuda.max_memory_reserved() / 2**30, 2) if here else None
     if trace:
         took(prompts_of(1, min(2000, longest - 20)), 8)
         rows.append({"engine": name, "case": "trace", **held, "load_s": round(loaded, 1), **follow(llm, trace, options.trace_seconds)})

@@ -10,8 +10,9 @@ from safetensors.torch import save_file
 
 from tests.vllm.engines import Engines, generate, ids, same
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-@pytest.mark.slow
+
 def test_two_ranks_are_one(engine: Engines, model: Path, tmp_path: Path) -> None:
     """Each has a KV head, with its own static scale; the prefix cache serves both."""
     scales = {f"model.layers.{layer}.self_attn.{x}_scale": torch.tensor([0.02, 0.05]) for layer in range(2) for x in "kv"}
