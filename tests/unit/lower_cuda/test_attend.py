@@ -67,7 +67,7 @@ CASES: dict[str, tuple[int, dict[str, Value]]] = {
     "ke4m3ve5m2:h4/4:vchannel:kg32:vg64:d80": (64, TWO),
     # static scales
     "k4v8:kscale-channel:vscale-head:h8/2:d64": (64, {"kv_tile": 64}),
-    "ke4m3ve4m3:kscale-head:vscale-channel:bf16:h16/2:d64:page32": (32, {"kv_tile": 32, "tiles_in_flight": 2}),
+    "ke4m3ve4m3:kscale-channel:vscale-channel:h16/2:d64:page32": (32, {"kv_tile": 32, "tiles_in_flight": 2}),
     "knvfp4vnvfp4:kscale-head:vscale-head:h8/2:d64": (32, {"kv_tile": 64}),
     # runs of query rows
     "k4v4:vchannel:d112:h64/2:kg64:vg32": (64, TWO),

@@ -81,7 +81,7 @@ struct QueryLoader {
       const uint4 v = scaled(raw[x], shift, half, group_sums[Runs::channel(x) * Traits::kKeyGroups / Traits::kHeadDim]);
       uint8_t* place = shared.fragments + query_offset<Traits>(tile, x, lane);
       store_run(place, v, half);
-      if constexpr (Traits::kErrorInCopy)
+      if constexpr (Traits::kErrorInCopy && !Traits::kScaledOnce)
         store_run(place + Traits::kQueryPlainBytes,
                   make_uint4(multiply(v.x, negate), multiply(v.y, negate), multiply(v.z, negate), multiply(v.w, negate)), half);
     }
@@ -101,7 +101,7 @@ struct QueryLoader {
   }
 
   // Static scales of K: q times the scales over the largest of them, rounded to fp16, as a second copy; per row the sum of that and its
-  // factor, which has the largest.
+  // factor, which has the largest. The rounding error is in columns 4..7 of that copy, or a third one.
   template <class Shared>
   __device__ static void publish_scaled(const Shared& shared, const uint4 (&raw)[kVectors], const float* scales, int shift, int tile,
                                         int lane) {
@@ -118,17 +118,23 @@ struct QueryLoader {
       const bool half = Runs::is_half(x);
       float unused;
       const uint4 v = scaled(raw[x], shift, half, unused);
-      uint32_t words[4] = {v.x, v.y, v.z, v.w};
+      uint32_t words[4] = {v.x, v.y, v.z, v.w}, errors[4] = {};
       const float* of_lane = scales + Runs::lane_channel(x, lane % 4);
 #pragma unroll
       for (int i = 0; i < (half ? 2 : 4); ++i) {
         const float2 f = __half22float2(ptx::as_half2(words[i]));
-        words[i] = ptx::pack_half2(f.x * (of_lane[2 * i] * inverse), f.y * (of_lane[2 * i + 1] * inverse));
+        const float2 product = make_float2(f.x * (of_lane[2 * i] * inverse), f.y * (of_lane[2 * i + 1] * inverse));
+        words[i] = ptx::pack_half2(product.x, product.y);
         const float2 rounded = __half22float2(ptx::as_half2(words[i]));
-        sum += rounded.x + rounded.y;
+        errors[i] = ptx::pack_half2(product.x - rounded.x, product.y - rounded.y);
+        if constexpr (Traits::kErrorInCopy)
+          if (lane >= 16) words[i] = errors[i];
+        sum += Traits::kCarryError ? product.x + product.y : rounded.x + rounded.y;
       }
-      store_run(shared.fragments + Traits::kQueryPlainBytes + query_offset<Traits>(tile, x, lane),
-                make_uint4(words[0], words[1], words[2], words[3]), half);
+      uint8_t* place = shared.fragments + Traits::kQueryPlainBytes + query_offset<Traits>(tile, x, lane);
+      store_run(place, make_uint4(words[0], words[1], words[2], words[3]), half);
+      if constexpr (Traits::kCarryError && !Traits::kQueryTwice)
+        store_run(place + Traits::kQueryPlainBytes, make_uint4(errors[0], errors[1], errors[2], errors[3]), half);
     }
     sum += __shfl_xor_sync(~0u, sum, 1);
     sum += __shfl_xor_sync(~0u, sum, 2);
@@ -225,15 +231,10 @@ struct QueryFragments {
     return high[step];
   }
 
-  // Loads q unscaled, for K with scales per token or without scales.
+  // Loads q as it was published: unscaled, for K with scales per token or without scales, or times static scales.
   __device__ __forceinline__ void load(uint32_t fragments, int tile, int lane) {
-#pragma unroll
-    for (int x = 0; x < Runs::kCount; ++x) {
-      const uint4 q = load_query<Traits>(fragments, tile, x, lane);
-      const int step = Runs::tile(x);
-      high[step][0] = q.x, high[step][1] = q.y;
-      if (!Runs::is_half(x)) high[step + 1][0] = q.z, high[step + 1][1] = q.w;
-    }
+    load(fragments, tile, lane, high);
+    if constexpr (kLow) load(fragments + Traits::kQueryPlainBytes, tile, lane, low);
     if constexpr (Traits::kQueryApart)
 #pragma unroll
       for (int i = 0; i < 2 * Traits::kSteps; ++i) {
@@ -259,6 +260,15 @@ struct QueryFragments {
   }
 
  private:
+  __device__ __forceinline__ static void load(uint32_t fragments, int tile, int lane, uint32_t (&to)[Traits::kSteps][2]) {
+#pragma unroll
+    for (int x = 0; x < Runs::kCount; ++x) {
+      const uint4 q = load_query<Traits>(fragments, tile, x, lane);
+      const int step = Runs::tile(x);
+      to[step][0] = q.x, to[step][1] = q.y;
+      if (!Runs::is_half(x)) to[step + 1][0] = q.z, to[step + 1][1] = q.w;
+    }
+  }
   __device__ __forceinline__ void scale_step(int step, uint32_t q0, uint32_t q1, uint32_t negated0, uint32_t negated1, uint32_t params,
                                              int lane, float (&affine)[4]) {
     uint32_t scale[2], zero[2];

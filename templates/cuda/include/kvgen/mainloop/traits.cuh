@@ -98,7 +98,8 @@ struct Traits : Schedule {
                                        Format::kBoosted == 0 && Schedule::kTileSubtiles > 1 && Key::kGroup % 64 == 0;
   // q * scale is rounded to 16 bits. The rounding error takes part in the MMA where columns are free, or where the schedule pays for more
   // MMAs.
-  static constexpr bool kCarryError = kKeyPerChannel && !kIntegerKeys && (kQueryTwice || Schedule::kExactQ);
+  static constexpr bool kScaledOnce = kStaticAlone<Key> && std::is_same_v<typename Format::Element, Half>;  // bf16 hides that error
+  static constexpr bool kCarryError = ((kKeyPerChannel && !kIntegerKeys) || kScaledOnce) && (kQueryTwice || Schedule::kExactQ);
   static constexpr bool kErrorInCopy = kCarryError && kQueryTwice;  // in columns 4..7
   // Products of 4-bit K leave the mixed form after they were added to those with the rounding error, which are half as many.
   static constexpr bool kUnmixedSums = kErrorInCopy && Key::Codec::kMix == Mix::tile;
@@ -173,7 +174,9 @@ struct Traits : Schedule {
   using Memory = typename Schedule::Memory;
   static_assert(kSlotBytes == Memory::kSlot && Memory::kScalars - Memory::kWorkTiles == Schedule::kWarps * WorkQueue::kWarpBytes);
   static_assert(Memory::kFlags - Memory::kScalars == (kQTiles * 8 * (1 + kKeyGroups + kStatic<Key>)+Schedule::kWarps * 8 * 2) * 4);
-  static_assert(Memory::kMerge - Memory::kQuery >= kQueryPlainBytes * (kErrorInCopy || kStaticAlone<Key> ? 2 : 1));
+  static_assert(Memory::kMerge - Memory::kQuery >= kQueryPlainBytes * (kScaledOnce && !kQueryTwice         ? 3
+                                                                       : kErrorInCopy || kStaticAlone<Key> ? 2
+                                                                                                           : 1));
   static_assert(Memory::kPages - Memory::kMerge >= Schedule::kWarps * kTileQRows * kMergeStride * 4);
 };
 
