@@ -4,7 +4,7 @@
 
 For every format and type: a decode step and extend attention (16 query tokens) against fp64 attention over the dequantized cache, beside
 torch's attention over a 16-bit cache that holds the same K and V after rounding, against fp64 over that. Relative L2 errors, and those of
-the worst row, the largest of three seeds. Writes benchmarks/results/DEVICE_rounding.csv.
+the worst row, the largest of three seeds. Writes $OUT (or benchmarks/results)/DEVICE_rounding.csv, after every format and type.
 """
 
 from __future__ import annotations
@@ -66,6 +66,8 @@ def main() -> None:
     command.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     device, rows = command.parse_args().device, []
     heads = {"q_heads": 32, "kv_heads": 8, "head_dim": 128}
+    machine = here("cpu" if device == "cpu" else "sm90")
+    about = {"device": machine["name"], "driver": machine.get("driver", ""), "date": datetime.now(timezone.utc).date().isoformat()}
     for name, fields in FORMATS.items():
         for dtype in ("float16", "bfloat16"):
             arch = "cpu" if device == "cpu" else "native"
@@ -76,9 +78,7 @@ def main() -> None:
                     rows.append({"format": name, "dtype": dtype, "queries": q_len, "outlier": factor, "error": mine, "row": worst})
                     rows[-1] |= {"error16": plain, "row16": plain_worst}
                     print(*(f"{x:.1e}" if isinstance(x, float) else x for x in rows[-1].values()), flush=True)
-    machine = here("cpu" if device == "cpu" else "sm90")
-    about = {"device": machine["name"], "driver": machine.get("driver", ""), "date": datetime.now(timezone.utc).date().isoformat()}
-    write_rows(f"{'cpu' if device == 'cpu' else gpu_word()}_rounding", rows, about)
+            write_rows(f"{'cpu' if device == 'cpu' else gpu_word()}_rounding", rows, about)
 
 
 if __name__ == "__main__":

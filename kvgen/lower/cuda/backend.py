@@ -164,11 +164,10 @@ def further_launches(spec: KernelSpec) -> Iterator[list[Params]]:
     """For one very short or very long sequence (clusters of 8), for few heads (clusters of 2) and for many (two CTAs on a
     multiprocessor), the launches that suit them, the best first.
     """
-    coarse = codec_of(spec.key).coarse and codec_of(spec.value).coarse
+    tiles = {} if codec_of(spec.key).coarse and codec_of(spec.value).coarse else SHORT_TILES  # of 2-bit codes short ones hold few bytes
     yield _changed(spec, {"reduction": "cluster8", **SHORT_TILES})
-    yield _changed(spec, {"reduction": "cluster2", **SHORT_TILES})
-    warps = 6 if spec.key.boost.fraction > 0 else 4
-    yield _changed(spec, {"ctas_per_sm": 2, "warps": warps, **({} if coarse else SHORT_TILES)})
+    yield _changed(spec, {"reduction": "cluster2", **tiles})
+    yield _changed(spec, {"ctas_per_sm": 2, "warps": 6 if spec.key.boost.fraction > 0 else 4, **tiles})
 
 
 def coarse_values(spec: KernelSpec) -> bool:
