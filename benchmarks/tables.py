@@ -185,6 +185,19 @@ def shapes() -> str:
     return table(["cache", "H200, CUDA", "H200, TileLang", "H100, CUDA", "H100, TileLang", "CUDA's default over it"], body)
 
 
+def extend() -> str:
+    """Many query tokens over int4: the two routes of `PagedCalls.attend`, and torch's fastest kernel over 16 bits."""
+    found = frame("h200_extend.csv").set_index(["case", "spec"])
+    body = []
+    for case in dict.fromkeys(found.index.get_level_values("case")):
+        rows = [row for _, row in found.loc[case].iterrows()]
+        routes = [row.kvgen_us if column == "passes_us" and row[column] == "" else row[column] for row in rows for column in ROUTES]
+        body.append([case.replace("x", " × "), *("–" if us == "" else figure(float(us)) for us in (*routes, rows[0].torch_us))])
+    arrival, residual = ("quantized on arrival", "with a residual")
+    columns = [f"{name}, {route}" for name in (arrival, residual) for route in ("passes", "dequantized")]
+    return table(["sequences × queries × tokens", *columns, "torch, 16 bits"], body)
+
+
 def plans() -> str:
     """The cost of a plan."""
     found = frame("h200_plan.csv").set_index(["kernel", "batch"]).us
@@ -503,11 +516,13 @@ def matrix_paper() -> str:
     return table(["", "the paper: Tesla T4, Xeon Gold 6148", "NVIDIA H200, its host's Xeon"], body)
 
 
+ROUTES = ("passes_us", "dequantized_us")
+"""Columns of gpu_extend.py."""
 ERRORS = (("error", "error16"), ("row", "row16"))
 """Columns of rounding.py: kvgen's error, and that of attention over 16 bits."""
 TABLES: dict[str, Callable[[], str]] = {
-    "serving": serving, "summary": summary, "shapes": shapes, "plans": plans, "cpu": cpu, "overhead": overhead, "generate": generate,
-    "generate-summary": generate_summary, "vllm": vllm, "preset-sizes": sizes, "accuracy": accuracy,
+    "serving": serving, "summary": summary, "shapes": shapes, "extend": extend, "plans": plans, "cpu": cpu, "overhead": overhead,
+    "generate": generate, "generate-summary": generate_summary, "vllm": vllm, "preset-sizes": sizes, "accuracy": accuracy,
     "accuracy-about": accuracy_about, "accuracy-contexts": accuracy_contexts, "accuracy-orders": accuracy_orders,
     "accuracy-pareto": accuracy_pareto, "rounding": rounding,
     "matrix-quantize": lambda: matrix_speed("quantize"), "matrix-dequantize": lambda: matrix_speed("dequantize"),

@@ -22,8 +22,10 @@ if TYPE_CHECKING:
     from kvgen.runtime.paged import PagedCalls, Rows, Store
     from kvgen.runtime.varlen import Queries
 
-PASSES = 16
-"""Most passes over a row's packed blocks, each of up to PASS_ROWS query rows of a KV head."""
+PASSES = 32
+"""Most passes over a row's packed blocks, each of up to PASS_ROWS query rows of a KV head: so many still took less time than dequantizing
+32768 tokens (`benchmarks/gpu_extend.py`).
+"""
 PASS_ROWS = 16
 BATCH = 256
 """Most pieces of a call, by which its workspace is sized."""
