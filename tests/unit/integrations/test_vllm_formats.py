@@ -15,10 +15,10 @@ INT4 = {"key": {"bits": 4, "axis": "channel", "group": 64}, "value": {"bits": 4,
 LAYER = formats.Layer(4, 2, 64, "float16", None, 0.0, False, 1)
 
 
-def config(given: Any, **changes: Any) -> Any:
+def config(given: Any, dtype: str = "auto", **changes: Any) -> Any:
     plain = {
         "additional_config": {"kvgen": given}, "speculative_config": None, "kv_transfer_config": None,
-        "cache_config": SimpleNamespace(enable_prefix_caching=True), "parallel_config": SimpleNamespace(),
+        "cache_config": SimpleNamespace(enable_prefix_caching=True, cache_dtype=dtype), "parallel_config": SimpleNamespace(),
     }  # fmt: skip
     return SimpleNamespace(**(plain | changes))
 
@@ -35,7 +35,10 @@ def test_a_layer_has_the_format_of_its_kind_with_the_models_heads() -> None:
     assert [spec.cache.page for spec in (full, windowed)] == [256, 128]
     assert windowed.cache.rollback == 3, "drafts are taken back"
     assert formats.of(SimpleNamespace(num_kv_heads=2, head_size=64, sliding_window=100)).spec(128) == windowed
-    assert formats.chosen(config("saw-int4"), "full_attention") == {"preset": "saw-int4"}
+    for named in (config("saw-int4"), config(None, "kvgen-saw-int4")):
+        assert formats.chosen(named, "full_attention") == {"preset": "saw-int4"}
+    with pytest.raises(UnsupportedError, match="--additional-config has a format already"):
+        formats.chosen(config("saw-int4", "kvgen-kitty"), "full_attention")
 
 
 @pytest.mark.parametrize(
@@ -55,8 +58,9 @@ def test_formats_that_cannot_be_served_are_refused_by_name(given: Any, match: st
 
 def test_what_moves_pages_or_splits_sequences_is_refused() -> None:
     formats.check(config(INT4))
+    formats.add(config("saw-int4", kv_transfer_config=object()), LAYER)
     with pytest.raises(UnsupportedError, match="KV connectors"):
-        formats.check(config(INT4, kv_transfer_config=object()))
+        formats.add(config(INT4, kv_transfer_config=object()), LAYER)
     with pytest.raises(UnsupportedError, match="context parallelism"):
         formats.check(config(INT4, parallel_config=SimpleNamespace(decode_context_parallel_size=2)))
 
