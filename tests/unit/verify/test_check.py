@@ -114,7 +114,7 @@ def touches_the_full(f, lengths, plan, q_len, append, skip_empty, limit, overflo
         (Lives, "decode", after(lambda *args: args[OUT + 2].add_(0.01)), "decode 1 of ragged, turn 2: relative l2 is"),
         (Lives, "decode", after(larger_without_lse), "relative l2"),
         (Lives, "decode", replaced(15, 32**-0.5), "relative l2"),  # the default scale
-        (Lives, "unpack", after(lambda *args: args[7][0, -1].fill_(1.0)), "positions that the cache does not hold were written"),
+        (Lives, "unpack", after(lambda *args: args[8][0, -1].fill_(1.0)), "positions that the cache does not hold were written"),
         (Steps, "decode", after(lambda *args: args[OUT + 2][:, 64:65].fill_(0)), "decode of 72 tokens"),
         (Steps, "plan", replaced(5, NO_LIMIT), "is not refused"),
         (Steps, "plan", replaced(4, 0), "step 1 over a plan"),  # empty sequences are in the plan
