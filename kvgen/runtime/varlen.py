@@ -83,7 +83,7 @@ class Varlen:
         self._group = attention.q_heads // attention.kv_heads
         self._shifts = not (cache.sink or cache.local or cache.rollback or attention.window)
         """Whether a sequence's tokens from a page on are those of a sequence that begins there."""
-        self._turns = [_turn(rotation, self._dim, self._dtype, self._device) for rotation in layout.rotations]
+        self._turns = [turn_of(rotation, self._dim, self._dtype, self._device) for rotation in layout.rotations]
 
     def own(self, queries: Queries, k: Tensor, v: Tensor) -> None:
         """Rows over their own tokens alone, k and v [tokens, kv_heads, head_dim]: their sequences have no others."""
@@ -220,7 +220,7 @@ def _positive(q: Tensor, scale: float) -> tuple[Tensor, float]:
     return (q, scale) if scale > 0 else (q * (-1 if scale else 0), -scale or 1.0)
 
 
-def _turn(rotation: Rotation | None, channels: int, like: torch.dtype, device: torch.device) -> tuple[Tensor, float] | None:
+def turn_of(rotation: Rotation | None, channels: int, like: torch.dtype, device: torch.device) -> tuple[Tensor, float] | None:
     """A rotation as a matrix of 1, -1 and 0, exact in any dtype, and its factor."""
     if rotation is None:
         return None

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from kvgen.format.rotation import rotate
 from kvgen.runtime.paged import PagedCalls, Rows, Store
+from kvgen.runtime.varlen import turn_of
 
 SCRATCH = 64 << 20
 """Most bytes of dequantized K and V, unless one head takes more."""
@@ -30,9 +29,7 @@ class Prompts:
         window = (-1, -1) if attention.window is None else (attention.window - 1, 0)
         self._mask = {"causal": True, "window_size": list(window), "softcap": attention.softcap}
         self._heads, self._group, self._dim = attention.kv_heads, attention.q_heads // attention.kv_heads, attention.head_dim
-        dtype, device = calls.kernel.dtype, calls.device
-        self._turns = [None if turn is None else _signs(self._dim, turn).to(dtype).to(device) for turn in layout.rotations]
-        self._scales = [1.0 if turn is None else float(turn.block) ** -0.5 for turn in layout.rotations]
+        self._turns = [turn_of(rotation, self._dim, calls.kernel.dtype, calls.device) for rotation in layout.rotations]
 
     def own(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, starts: Tensor, longest: int, scale: float) -> None:
         """Rows over their own tokens alone: their sequences have no others."""
@@ -44,7 +41,7 @@ class Prompts:
         """
         turn, back = self._turns
         if turn is not None:
-            q, scale = q @ turn, scale * self._scales[0]
+            q, scale = q @ turn[0], scale * turn[1]
         most = max(1, SCRATCH // (2 * bound * self._dim * q.element_size()))
         parts = -(-self._heads // most)
         for i in range(parts):
@@ -55,9 +52,4 @@ class Prompts:
                 q[:, mine], k[0], v[0], len(q), spans[0], bound, spans[1], softmax_scale=scale, out=out[:, mine], **self._mask
             )  # fmt: skip
         if back is not None:
-            out.copy_((out @ back.T).mul_(self._scales[1]))
-
-
-def _signs(channels: int, turn: Any) -> Tensor:
-    """The rotation without its scale, [head_dim, head_dim] of 1, -1 and 0: exact in any dtype."""
-    return torch.round(rotate(torch.eye(channels, dtype=torch.float64), turn) * float(turn.block) ** 0.5)
+            out.copy_((out @ back[0].T).mul_(back[1]))

@@ -101,7 +101,7 @@ def shared_memory(spec: KernelSpec, layout: PackedLayout, launch: Params) -> Sha
     slot = _slot(layout, kv_tile)
     barriers = warps * in_flight * slot
     query = barriers + (0 if launch.text("copy") == "cp_async" else _align(warps * kv_tile // SUBTILE * in_flight * 8, 16))
-    merge = query + tiles * dim * 16 * _copies(layout, rows)
+    merge = query + tiles * dim * 16 * _copies(spec, layout, rows)
     pages = merge + _align(warps * tile_rows * (dim + 1) * 4, 16)
     work_tiles = pages + _align(warps * (2 * in_flight * max(1, kv_tile // layout.tokens) * 4 if spec.cache.page else 0), 16)
     if key.static:
@@ -127,10 +127,10 @@ def _per_channel(layout: PackedLayout) -> list[Operand]:
     return [op for op in (layout.key, layout.value) if op.per_channel]
 
 
-def _copies(layout: PackedLayout, rows: int) -> int:
+def _copies(spec: KernelSpec, layout: PackedLayout, rows: int) -> int:
     """Copies of q: with static scales of K a second one that is multiplied, and in fp16 its rounding error. Of four rows or fewer free MMA
     columns carry that error, which K per channel takes a second copy for.
     """
     if layout.key.static and not layout.key.grouped:
-        return 3 if rows > 4 else 2
+        return 3 if rows > 4 and spec.attention.dtype == "float16" else 2
     return 2 if layout.key.per_channel and rows <= 4 else 1
