@@ -46,11 +46,14 @@ def presets(
 
 
 @app.command()
-def schema(matrix: Annotated[bool, typer.Option("--matrix", help="The schema of operations on a matrix.")] = False) -> None:
+def schema(
+    matrix: Annotated[bool, typer.Option("--matrix", help="The schema of operations on a matrix.")] = False,
+    linear: Annotated[bool, typer.Option("--linear", help="The schema of linear layers.")] = False,
+) -> None:
     """Print a JSON schema of the spec language, for editors."""
-    from kvgen.spec.schema import json_schema, matrix_schema
+    from kvgen.spec.schema import json_schema, linear_schema, matrix_schema
 
-    print_json(matrix_schema() if matrix else json_schema())
+    print_json(matrix_schema() if matrix else linear_schema() if linear else json_schema())
 
 
 @app.command()

@@ -22,7 +22,6 @@ from kvgen.format.codecs import codec_of
 from kvgen.lower.constraints import RULES, Rule
 from kvgen.lower.schedule import Params, Schedule, Value
 from kvgen.spec import AnyWorkload, KernelSpec, QuantSpec, Workload
-from kvgen.spec.workloads import shape_of
 
 Part = Literal["layout", "launch"]
 Fact = Value | float | None | Callable[..., Any]
@@ -67,7 +66,7 @@ class SearchSpace:
         self.facts = dict(facts or {})
         self.workloads: tuple[AnyWorkload, ...] = tuple(workloads) or (Workload(batch=1, kv_len=4096),)
         self._verdicts: dict[tuple[Any, ...], str | None] = {}
-        shape, of_launch = shape_of(self.workloads[0]), {p.name for p in self.parameters if p.part == "launch"}
+        shape, of_launch = self.workloads[0].numbers, {p.name for p in self.parameters if p.part == "launch"}
         known = {p.name for p in self.parameters} | self.facts.keys() | shape.keys()
         self._rules: dict[str, list[tuple[Rule, tuple[str, ...], bool]]] = {"layout": [], "launch": [], "workload": []}
         """By the stage at which all that it reads is known: a rule, what it reads beside facts, and whether it is a constraint."""
@@ -105,7 +104,7 @@ class SearchSpace:
 
     def launches(self, layout: Params, workload: AnyWorkload) -> list[Params]:
         """Every launch part that is worth trying with the layout for the workload."""
-        return list(self._walk("launch", {**layout, **shape_of(workload)}, ("launch", "workload")))
+        return list(self._walk("launch", {**layout, **workload.numbers}, ("launch", "workload")))
 
     def schedules(self) -> Iterator[Schedule]:
         """Every schedule that is worth trying for at least one of the space's workloads."""
@@ -199,7 +198,7 @@ class SearchSpace:
             found = (self._verdict(rule, uses, names) for rule, uses, required in self._rules[stage] if hints or required)
             return [reason for reason in found if reason is not None]
 
-        names = {**params, **(shape_of(workload) if workload else {})}
+        names = {**params, **(workload.numbers if workload else {})}
         if reasons := broken("layout", False):
             return reasons  # sizes of a launch are computed from a layout that exists
         return [reason for stage in ("layout", "launch", *(["workload"] if workload else [])) for reason in broken(stage, hints)]

@@ -1,6 +1,6 @@
 """The spec language (no torch): models, YAML loading with line numbers, presets, workloads."""
 
-from kvgen.spec.load import dump_spec, load_any_spec, load_spec
+from kvgen.spec.load import dump_spec, load_any_spec, load_as, load_spec
 from kvgen.spec.model import (
     AnySpec,
     AnyWorkload,
@@ -9,6 +9,9 @@ from kvgen.spec.model import (
     CacheSpec,
     KernelSpec,
     KeySpec,
+    LinearFormat,
+    LinearShape,
+    LinearSpec,
     MatrixFormat,
     MatrixShape,
     MatrixSpec,
@@ -26,6 +29,9 @@ __all__ = [
     "CacheSpec",
     "KernelSpec",
     "KeySpec",
+    "LinearFormat",
+    "LinearShape",
+    "LinearSpec",
     "MatrixFormat",
     "MatrixShape",
     "MatrixSpec",
@@ -34,6 +40,7 @@ __all__ = [
     "Workload",
     "dump_spec",
     "load_any_spec",
+    "load_as",
     "load_spec",
     "presets",
 ]

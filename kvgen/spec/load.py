@@ -11,17 +11,24 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import ValidationError
 
 from kvgen.errors import SpecError, SpecIssue
-from kvgen.spec.issues import path_text, shown, spec_issues
-from kvgen.spec.model import EQUAL, AnySpec, KernelSpec, MatrixSpec
+from kvgen.spec.issues import closest, path_text, shown, spec_issues
+from kvgen.spec.model import EQUAL, OPERATIONS, AnySpec, KernelSpec, LinearSpec, MatrixSpec, Model
 from kvgen.spec.presets import FORMATS, start_from
 from kvgen.spec.rules import Place
 
+S = TypeVar("S", KernelSpec, MatrixSpec, LinearSpec)
+KINDS: dict[type[Model], tuple[str, str]] = {
+    KernelSpec: ("attention", "get_kernel"),
+    MatrixSpec: ("an operation on a matrix", "get_matrix_kernel"),
+    LinearSpec: ("a linear layer", "get_linear_kernel"),
+}
+"""What specs of a kind are of, and the call that takes them."""
 MAX_TEXT = 1 << 16
 """Bytes of a file or a YAML text."""
 MAX_VALUES = 8192
@@ -40,16 +47,21 @@ def load_spec(source: str | Path | Mapping[str, Any] | KernelSpec) -> KernelSpec
     there are none, those in fields, up to the hundredth; where there are none, those between sections. A group of a preset that does not
     divide head_dim becomes the largest that does, with a warning; one that is given is a mistake.
     """
+    return load_as(KernelSpec, source)
+
+
+def load_as(kind: type[S], source: str | Path | Mapping[str, Any] | AnySpec) -> S:
+    """The spec of one kind. Raises SpecError, also for a spec of another one."""
     spec = load_any_spec(source)
-    if isinstance(spec, MatrixSpec):
-        hint = "kvgen.get_matrix_kernel takes it"
-        raise SpecError([SpecIssue("operation", f"{spec.operation} is an operation on a matrix, and attention is asked for", None, hint)])
-    return spec
+    if isinstance(spec, kind):
+        return spec
+    (what, call), (wanted, _) = KINDS[type(spec)], KINDS[kind]
+    raise SpecError([SpecIssue("operation", f"this spec is of {what}, and {wanted} is asked for", None, f"kvgen.{call} takes it")])
 
 
 def load_any_spec(source: str | Path | Mapping[str, Any] | AnySpec) -> AnySpec:
-    """The same for a spec of any operation: an `operation` makes it a MatrixSpec."""
-    if isinstance(source, (KernelSpec, MatrixSpec)):
+    """The same for a spec of any operation: an `operation` makes it one of another kind than attention."""
+    if isinstance(source, AnySpec):
         return source
     if isinstance(source, Mapping):
         return _spec_of(dict(source), {}, None)
@@ -103,7 +115,14 @@ def _spec_of(data: Any, lines: Mapping[Place, int], name: str | None) -> AnySpec
     if not isinstance(data, dict):
         reason = "empty: nothing is specified" if data is None else "a spec is a mapping of sections (attention, key, value, ...)"
         raise SpecError([SpecIssue("", reason, lines.get(()))], name)
-    model, whole, notes = MatrixSpec if "operation" in data else KernelSpec, data, list[str]()
+    operation, whole, notes = data.get("operation"), data, list[str]()
+    model: type[KernelSpec] | type[MatrixSpec] | type[LinearSpec] = KernelSpec
+    if "operation" in data:
+        if operation not in list(OPERATIONS):  # what no dictionary can look up, too
+            close = closest(shown(operation).strip("'"), OPERATIONS)
+            reason, hint = f"must be one of {', '.join(OPERATIONS)}, not {shown(operation)}", close and f"did you mean {close}?"
+            raise SpecError([SpecIssue("operation", reason, line_of(("operation",)), hint)], name)
+        model = OPERATIONS[operation]
     if model is KernelSpec and "preset" in data:
         whole, problem, notes = start_from(data)
         if problem:

@@ -37,6 +37,8 @@ MAX_Q_LEN = 1 << 16
 MAX_WORKLOADS = 256
 MAX_CHANNELS = 1 << 20
 """Of a matrix."""
+MAX_ROWS = 128
+"""Of a call of a linear layer."""
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
@@ -88,6 +90,11 @@ def _integer(value: Any) -> Any:
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     raise PydanticCustomError("int_type", "Input should be a valid integer")
+
+
+def _group(value: Any) -> Any:
+    """An integer, or `row`."""
+    return value if value == "row" else _integer(value)
 
 
 def _not_too_many(value: Any) -> Any:
@@ -336,6 +343,11 @@ class Workload(Model):
     """Weight in the geometric mean of times that selects the layout."""
 
     @property
+    def numbers(self) -> dict[str, int]:
+        """The shape by the names that search spaces know it by."""
+        return {"batch": self.batch, "kv_len": self.kv_len, "q_len": self.q_len}
+
+    @property
     def shortest(self) -> int:
         """Tokens of the shortest sequence."""
         return self.kv_len if self.lengths.min is None else self.lengths.min
@@ -432,6 +444,11 @@ class MatrixShape(Model):
         return f"{self.tokens}x{self.channels}"
 
     @property
+    def numbers(self) -> dict[str, int]:
+        """The shape by the names that search spaces know it by."""
+        return {"tokens": self.tokens, "channels": self.channels}
+
+    @property
     def elements(self) -> int:
         """Elements of the matrix."""
         return self.tokens * self.channels
@@ -464,5 +481,89 @@ class MatrixSpec(Model):
         return rules.listed_twice(self.workloads)
 
 
-AnySpec = KernelSpec | MatrixSpec
-AnyWorkload = Workload | MatrixShape
+class LinearFormat(Model):
+    """A linear layer y = x W^T over quantized weights W = scale (code - zero) (docs/linear.md)."""
+
+    n: Annotated[StrictInt, Field(gt=0, le=MAX_CHANNELS, multiple_of=16)]
+    """Rows of W: features of the output; with silu_mul those of the gate and then as many of the up projection."""
+    k: Annotated[StrictInt, Field(gt=0, le=MAX_CHANNELS, multiple_of=64)]
+    """Columns of W: features of the input; a multiple of `group`."""
+    bits: Annotated[Literal[4, 8], BeforeValidator(_integer)] = 4
+    """Bits per code."""
+    group: Annotated[Literal[64, 128, "row"], BeforeValidator(_group)] = 128
+    """Columns of a row of W that share a scale; row: all of them."""
+    zero: StrictBool = False
+    """Whether every scale has a zero of its own, an unsigned code; otherwise zeros are 8 (of 8 bits: 128)."""
+    dtype: DType = "float16"
+    """Type of x, y, bias and residual, and of the scales; float32 on a CPU alone."""
+    bias: StrictBool = False
+    """Whether a call takes a bias [n], which is added to the product."""
+    epilogue: Literal["none", "silu_mul", "add"] = "none"
+    """silu_mul: y = silu(gate) * up, of n / 2 features. add: a residual like y is added."""
+
+    @property
+    def features(self) -> int:
+        """Columns of the output."""
+        return self.n // 2 if self.epilogue == "silu_mul" else self.n
+
+    @property
+    def groups(self) -> int:
+        """Scales of a row of W."""
+        return 1 if self.group == "row" else self.k // self.group
+
+    def problems(self) -> Iterable[rules.Problem]:
+        return rules.linear(self)
+
+
+class LinearShape(Model):
+    """A number of rows to tune for."""
+
+    rows: Annotated[StrictInt, Field(gt=0, le=MAX_ROWS)]
+    """Rows of x: tokens of a step."""
+    weight: _Weight = 1.0
+    """Weight in the geometric mean of times that a winner is judged by."""
+
+    @property
+    def key(self) -> str:
+        """Short name. `workloads.parse_rows` reads it."""
+        return f"rows{self.rows}"
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """The shape by the names that search spaces know it by."""
+        return {"m": self.rows}
+
+
+class LinearSpec(Model):
+    """A linear layer over quantized weights, and the numbers of rows that matter."""
+
+    name: Name = "linear"
+    """Letters, digits, dots, dashes and underscores."""
+    operation: Literal["linear"] = "linear"
+    """Only linear."""
+    arch: Arch = "native"
+    """Target; native is the first visible GPU, or the CPU."""
+    linear: LinearFormat
+    """Shape and format of the weights, and what is computed beside the product."""
+    workloads: Annotated[tuple[LinearShape, ...], _SOME, _NOT_TOO_MANY] = tuple(
+        LinearShape(rows=rows) for rows in (1, 4, 8, 16, 32, 64, 128)
+    )
+    """Numbers of rows to tune for. A kernel takes any number up to the largest."""
+
+    def format(self) -> dict[str, Any]:
+        """The part of a spec that decides the result: without name, arch and workloads."""
+        return {name: value for name, value in self.to_json().items() if name in ("operation", "linear")}
+
+    @property
+    def format_id(self) -> str:
+        """Digest of `format()`."""
+        return digest(self.format())
+
+    def problems(self) -> Iterable[rules.Problem]:
+        return rules.listed_twice(self.workloads)
+
+
+AnySpec = KernelSpec | MatrixSpec | LinearSpec
+AnyWorkload = Workload | MatrixShape | LinearShape
+OPERATIONS: dict[str, type[MatrixSpec] | type[LinearSpec]] = {"quantize": MatrixSpec, "dequantize": MatrixSpec, "linear": LinearSpec}
+"""Kinds of specs by their `operation`; a spec without it is one of attention."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kvgen.spec.model import AnyWorkload, AttentionSpec, CacheSpec, KernelSpec, KeySpec, QuantSpec, Workload
+    from kvgen.spec.model import AnyWorkload, AttentionSpec, CacheSpec, KernelSpec, KeySpec, LinearFormat, QuantSpec, Workload
 
 Place = tuple[str | int, ...]
 Problem = tuple[Place, str]
@@ -83,6 +83,14 @@ def cache(spec: CacheSpec) -> Iterator[Problem]:
         if tokens := getattr(spec, name):
             why = "any number of tokens may be taken back" if name == "rollback" else "every token is quantized when it is written"
             yield (name,), f"{name} ({tokens}) must be 0 with cache.quantize arrival: {why}"
+
+
+def linear(spec: LinearFormat) -> Iterator[Problem]:
+    """Problems within `linear`."""
+    if isinstance(spec.group, int) and spec.k % spec.group:
+        yield ("k",), f"k ({spec.k}) must be a multiple of group ({spec.group})"
+    if spec.epilogue == "silu_mul" and spec.n % 32:
+        yield ("n",), f"n ({spec.n}) must be a multiple of 32 with silu_mul: half of it are the rows of the gate, in tiles of 16"
 
 
 def kernel(spec: KernelSpec) -> Iterator[Problem]:

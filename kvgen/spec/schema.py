@@ -41,6 +41,13 @@ def matrix_schema() -> dict[str, Any]:
     return _described(model.MatrixSpec)
 
 
+def linear_schema() -> dict[str, Any]:
+    """The same of linear layers; a file names its operation."""
+    schema = _described(model.LinearSpec)
+    schema["required"].insert(0, "operation")
+    return schema
+
+
 def _described(kind: type[model.Model]) -> dict[str, Any]:
     schema = {"$schema": DIALECT, **TypeAdapter(kind).json_schema()}
     docs = _field_docs()

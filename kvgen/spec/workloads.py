@@ -10,14 +10,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from kvgen.plaindata import Json
-from kvgen.spec.model import EQUAL, MAX_BATCH, MAX_KV_LEN, MAX_Q_LEN, AnyWorkload, Lengths, MatrixShape, Workload
+from kvgen.spec.model import EQUAL, MAX_BATCH, MAX_KV_LEN, MAX_Q_LEN, AnyWorkload, Lengths, LinearShape, MatrixShape, Workload
 
 NAME = re.compile(r"([0-9]{1,18})x(?:([0-9]{1,18})-)?([0-9]{1,18})(?:q([0-9]{1,18}))?(?::(rested|sustained))?")
 FORM = "batch x tokens, e.g. 1x32768; 1x32768q4 for 4 query tokens, 48x300-24576 for lengths from 300 to 24576, 8x32768:sustained"
 
 Coordinates = tuple[float, float, float, float, float]
 """log2 of batch, of the tokens of all sequences, of q_len, and of longest over mean length; 1 for a sustained load, else 0. Of a matrix:
-log2 of channels and of elements, then zeros."""
+log2 of channels and of elements, then zeros; of a linear layer log2 of rows, then zeros."""
 
 
 def parse(text: str) -> Workload:
@@ -35,13 +35,6 @@ def parse(text: str) -> Workload:
         )
     lengths = EQUAL if shortest is None else Lengths(min=shortest)
     return Workload(batch=batch, kv_len=kv_len, q_len=q_len, lengths=lengths, load="sustained" if match[5] == "sustained" else "rested")
-
-
-def shape_of(workload: AnyWorkload) -> dict[str, int]:
-    """The numbers of a workload by the names that search spaces know them by."""
-    if isinstance(workload, MatrixShape):
-        return {"tokens": workload.tokens, "channels": workload.channels}
-    return {"batch": workload.batch, "kv_len": workload.kv_len, "q_len": workload.q_len}
 
 
 def sequence_lengths(workload: Workload, seed: int = 0) -> list[int]:
@@ -77,6 +70,8 @@ def coordinates_of(workload: AnyWorkload) -> Coordinates:
     """
     if isinstance(workload, MatrixShape):
         return matrix_coordinates(workload.tokens, workload.channels)
+    if isinstance(workload, LinearShape):
+        return math.log2(workload.rows), 0.0, 0.0, 0.0, 0.0
     mean = mean_length(workload)
     total, unequal = math.log2(workload.batch * mean), math.log2(workload.kv_len / mean)
     return math.log2(workload.batch), total, math.log2(workload.q_len), unequal, float(workload.load == "sustained")
@@ -111,7 +106,7 @@ class Timing(Json):
     samples: tuple[float, ...] = ()
     """Every sample that `us` is the median of."""
     read_us: float | None = None
-    """A pure read of the same bytes in the same run; of an operation on a matrix, a copy that moves them."""
+    """A pure read of the same bytes in the same run; of the quantization of a matrix, a copy that moves them."""
     default_us: float | None = None
     """The default schedule in the same run."""
     watts: float | None = None

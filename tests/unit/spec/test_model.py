@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvgen.errors import SpecError
-from kvgen.spec import MatrixSpec, dump_spec, load_any_spec, load_spec, schema
+from kvgen.spec import LinearSpec, MatrixSpec, dump_spec, load_any_spec, load_spec, schema
 from tests.support.specs import base
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -56,6 +56,18 @@ def test_a_spec_with_an_operation_is_one_of_a_matrix() -> None:
         load_spec(MATRIX)
 
 
+def test_a_linear_layer_is_a_format_of_its_shape_and_epilogue() -> None:
+    text = "operation: linear\nlinear: {n: 4096, k: 4096, group: row}\n"
+    spec = load_any_spec(text)
+    assert isinstance(spec, LinearSpec)
+    assert [work.key for work in spec.workloads] == [f"rows{rows}" for rows in (1, 4, 8, 16, 32, 64, 128)]
+    assert load_any_spec(dump_spec(spec)) == load_any_spec(spec.to_json()) == spec
+    assert load_any_spec(f"{text}workloads: [{{rows: 3}}]").format_id == spec.format_id
+    assert load_any_spec(text.replace("row", "64")).format_id != spec.format_id
+    with pytest.raises(SpecError, match=r"of a linear layer, and attention is asked for.*get_linear_kernel takes it"):
+        load_spec(text)
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [
@@ -64,18 +76,27 @@ def test_a_spec_with_an_operation_is_one_of_a_matrix() -> None:
         ({"attention": {}}, r"attention: unknown field"),
         ({"workloads": [{"tokens": 4, "channels": 1}] * 2}, r"4x1 is listed twice"),
         ({"workloads": [{"batch": 1, "kv_len": 4}]}, r"workloads\[0\].tokens: required"),
+        ({"operation": "linear", "linear": {"n": 48, "k": 192}}, r"linear.k: k \(192\) must be a multiple of group \(128\)"),
+        (
+            {"operation": "linear", "linear": {"n": 48, "k": 128, "epilogue": "silu_mul"}},
+            r"n \(48\) must be a multiple of 32 with silu_mul",
+        ),
+        (
+            {"operation": "linear", "linear": {"n": 40, "k": 64, "group": 32}},
+            r"linear.n: must be a multiple of 16.*\n.*one of 64, 128, row",
+        ),
     ],
 )
-def test_a_mistake_of_a_matrix_is_told_with_its_place(change: dict[str, object], told: str) -> None:
+def test_a_mistake_of_an_operation_is_told_with_its_place(change: dict[str, object], told: str) -> None:
     with pytest.raises(SpecError, match=told):
         load_any_spec({"operation": "quantize", **change})
 
 
 def test_the_committed_schemas_are_current_and_describe_every_field() -> None:
     """As data: releases of pydantic write 0 and 0.0, and keys in another order."""
-    for name, data in (("spec", schema.json_schema()), ("matrix", schema.matrix_schema())):
+    for name, data in (("spec", schema.json_schema()), ("matrix", schema.matrix_schema()), ("linear", schema.linear_schema())):
         file = DOCS / f"kvgen-{name}.schema.json"
-        assert json.loads(file.read_text()) == json.loads(json.dumps(data)), f"run: kvgen schema [--matrix] > {file}"
+        assert json.loads(file.read_text()) == json.loads(json.dumps(data)), f"run: kvgen schema [--matrix | --linear] > {file}"
         for part in [data, *data["$defs"].values()]:
             assert part["additionalProperties"] is False
             assert all(field.get("description") for field in part["properties"].values())
