@@ -162,12 +162,13 @@ def plain_launches(spec: KernelSpec) -> Iterator[Params]:
 
 def further_launches(spec: KernelSpec) -> Iterator[list[Params]]:
     """For one very short or very long sequence (clusters of 8), for few heads (clusters of 2) and for many (two CTAs on a
-    multiprocessor), the launches that suit them, the best first.
+    multiprocessor, where the plain launch has eight warps), the launches that suit them, the best first.
     """
     tiles = {} if codec_of(spec.key).coarse and codec_of(spec.value).coarse else SHORT_TILES  # of 2-bit codes short ones hold few bytes
     yield _changed(spec, {"reduction": "cluster8", **SHORT_TILES})
     yield _changed(spec, {"reduction": "cluster2", **tiles})
-    yield _changed(spec, {"ctas_per_sm": 2, "warps": 6 if spec.key.boost.fraction > 0 else 4, **tiles})
+    if not _twelve_warps(spec):
+        yield _changed(spec, {"ctas_per_sm": 2, "warps": 6 if spec.key.boost.fraction > 0 else 4, **tiles})
 
 
 def coarse_values(spec: KernelSpec) -> bool:
@@ -175,16 +176,19 @@ def coarse_values(spec: KernelSpec) -> bool:
     return codec_of(spec.value).coarse and not spec.value.per_channel
 
 
+def _twelve_warps(spec: KernelSpec) -> bool:
+    """Whether K takes so many instructions (floats of 4 bits) that a third warp of each scheduler pays, and registers allow it."""
+    key = codec_of(spec.key)
+    return key.rows_of_byte > 1 and not key.integers and q_tiles(spec) == 1 and spec.attention.head_dim <= 128
+
+
 def _shapes(spec: KernelSpec) -> Iterator[Params]:
     """Plain launches without `exact_q`, the best first. V per channel is scaled once per KV tile, so longer ones come first; K per token in
-    several groups has many scales per KV tile, so short ones do. Floats of 4 bits take so many instructions that a third warp of each
-    scheduler pays, as far as registers allow.
+    several groups has many scales per KV tile, so short ones do.
     """
     short = ((64, 1), (32, 2)) if spec.value.per_channel else ((32, 2), (64, 1))
     groups = spec.key.quantized and not spec.key.per_channel and spec.key.group < spec.attention.head_dim
-    key = codec_of(spec.key)
-    many = key.rows_of_byte > 1 and not key.integers and q_tiles(spec) == 1 and spec.attention.head_dim <= 128
-    for warps in (*((12,) if many else ()), 8, 4, 2):
+    for warps in (*((12,) if _twelve_warps(spec) else ()), 8, 4, 2):
         for kv_tile, tiles in (*(short if groups else ()), (128, 1), *short, (64, 2), (32, 4), (128, 2), (64, 4), (32, 1)):
             launch = {"warps": warps, "kv_tile": kv_tile, "tiles_in_flight": tiles, "ctas_per_sm": 1}
             yield Params(launch, copy="cp_async", reduction="last_cta")

@@ -31,13 +31,14 @@ def test_the_table_that_ships_is_of_todays_formats_and_has_the_orders_that_are_k
     kl = table.kl
     assert kl["k8v8"] < kl["bitdecoding-int4"] < kl["bitdecoding-int2"]
     assert kl["k4v2"] < kl["k2v4"], "K needs the bits more than V"
-    assert kl["kitty-pro"] < kl["kitty"] < kl["kitty-no-window"]
+    assert kl["kitty-pro"] < kl["kitty-no-boost"]
+    assert kl["saw-int4"] < kl["turbomind-int4"], "a rotation pays for K per token"
 
 
 def test_only_formats_that_no_other_one_beats_are_options() -> None:
     front = options(Model.named("llama-3.1-8b"), read_table())
     names = [one.name for one in front]
-    assert {"kitty", "k8v4", "16-bit"} <= set(names)
+    assert {"kitty-pro", "k8v4", "16-bit"} <= set(names)
     assert "turbomind-int4" not in names, "bitdecoding-int4 is as small and costs less"
     for smaller, larger in pairwise(front):
         assert smaller.token_bytes < larger.token_bytes
