@@ -175,14 +175,14 @@ def _unit(linear: LinearFormat) -> int:
 
 
 def _pack(linear: LinearFormat, weight: Canonical) -> Tensor:
-    """For GPUs. A row of a tile is 8h + g, a channel of a run 16t + 4f + 2c + d."""
+    """For GPUs. A row of a tile is 8h + g, a channel of a run 16f + 8c + 2t + d: fragments of the MMA."""
     order, tiles, units = _order(linear, weight.codes.device), linear.n // TILE, linear.k // _unit(linear)
-    codes = weight.codes[order].view(tiles, 2, 8, linear.k // RUN, 4, 4, 2, 2)  # tile, h, g, run, t, f, c, d
+    codes = weight.codes[order].view(tiles, 2, 8, linear.k // RUN, 4, 2, 4, 2)  # tile, h, g, run, f, c, t, d
     if linear.bits == 4:
-        whole = codes.permute(0, 3, 2, 4, 5, 7, 6, 1)  # tile, run, g, t, f, d, c, h
+        whole = codes.permute(0, 3, 2, 6, 4, 7, 5, 1)  # tile, run, g, t, f, d, c, h
         stored = whole[..., 0] | whole[..., 1] << 4
     else:
-        stored = codes.unflatten(5, (2, 2)).permute(0, 3, 5, 2, 4, 6, 7, 8, 1)  # tile, run, f's half, g, t, f in it, c, d, h
+        stored = codes.unflatten(4, (2, 2)).permute(0, 3, 4, 2, 7, 5, 6, 8, 1)  # tile, run, f's half, g, t, f in it, c, d, h
     params = [p[order].view(torch.uint8).view(tiles, TILE, linear.groups, -1) for p in (weight.scales, weight.zeros) if p is not None]
     stored = stored.reshape(tiles, units, -1)
     if linear.group == "row":
@@ -201,9 +201,9 @@ def _unpack(linear: LinearFormat, packed: Tensor) -> Canonical:
     back = torch.argsort(_order(linear, packed.device))
     if linear.bits == 4:
         pairs = stored.reshape(tiles, -1, 8, 4, 4, 2, 2)  # tile, run, g, t, f, d, c
-        codes = torch.stack([pairs & 15, pairs >> 4], 7).permute(0, 7, 2, 1, 3, 4, 6, 5)
+        codes = torch.stack([pairs & 15, pairs >> 4], 7).permute(0, 7, 2, 1, 4, 6, 3, 5)
     else:
-        codes = stored.reshape(tiles, -1, 2, 8, 4, 2, 2, 2, 2).permute(0, 8, 3, 1, 4, 2, 5, 6, 7)
+        codes = stored.reshape(tiles, -1, 2, 8, 4, 2, 2, 2, 2).permute(0, 8, 3, 1, 2, 5, 6, 4, 7)
     grouped = [p.reshape(tiles, linear.groups, TILE, -1).transpose(1, 2).reshape(linear.n, -1)[back] for p in params]
     scales = grouped[0].view(torch_dtype(linear.dtype))
     return Canonical(codes.reshape(linear.n, linear.k)[back], scales, grouped[1] if linear.zero else None)

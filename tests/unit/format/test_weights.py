@@ -48,8 +48,8 @@ def test_every_code_scale_and_zero_lies_in_its_place(bits: int, group: int | str
         if epilogue == "silu_mul":
             tile, row = n % (N // 2) // 16 * 2 + n // (N // 2), n % (N // 2) % 16
         start = (tile * K // unit + k // unit) * unit_bytes
-        channel, lane = k % 64, 4 * (row % 8) + k % 64 // 16
-        fragment, within = channel % 16 // 4, channel % 4
+        lane = 4 * (row % 8) + k % 8 // 2
+        fragment, within = k % 64 // 16, k % 16 // 8 * 2 + k % 2
         if bits == 4:
             nibble = NIBBLES[row // 8, within]
             found = raw[start + k % unit // 64 * 512 + lane * 16 + fragment * 4 + nibble // 2] >> 4 * (nibble % 2) & 15
