@@ -106,6 +106,10 @@ class SearchSpace:
         """Every launch part that is worth trying with the layout for the workload."""
         return list(self._walk("launch", {**layout, **workload.numbers}, ("launch", "workload")))
 
+    def schedules_at(self, workload: AnyWorkload) -> list[Schedule]:
+        """Every schedule that is worth trying for the workload."""
+        return [Schedule(self.backend, layout, launch) for layout in self.layouts() for launch in self.launches(layout, workload)]
+
     def schedules(self) -> Iterator[Schedule]:
         """Every schedule that is worth trying for at least one of the space's workloads."""
         for layout in self.layouts():

@@ -1,210 +1,122 @@
-"""Which candidate is measured next: successive halving among layouts, and a search among the launches of each.
+"""Which candidate is measured next, of all back ends and workloads of a spec; which schedules are likely is each study's sampler's business.
 
-The first round has the layouts nearest to the default's, each with the launch nearest to its back end's default. Each later round gives
-more launches to every layout, back end and workload, and sets the worse half of the layouts aside, by the weighted geometric mean of
-their best times of any back end; the untried layout nearest to the best one joins. Within a layout, a back end that is far behind another
-at a workload is set aside there. What was set aside is tried when nothing else is left. If the budget covers the space, all is tried in
-the seed's order.
+The workload with the fewest measurements is next, in this build or in earlier ones, and at it the back end with the fewest. Every other
+candidate is a launch that did well at another workload, which is compiled already, and whose layout is then known at all of them. A back
+end that is far behind another at a workload waits until nothing else is left there.
 """
 
 from __future__ import annotations
 
 import math
-import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
 
-from kvgen.lower.schedule import Params, Schedule, Value
+from kvgen.lower.schedule import Schedule
 from kvgen.measure.measurement import Candidate, Key, Measurement
 from kvgen.spec import AnyWorkload
-from kvgen.tune.candidates import Contender
+from kvgen.tune.storage import Study
 
-STARTERS = 3
-"""Layouts of the first round."""
 NEARLY, PATIENCE = 1.1, 3
 """A launch within this factor of the best at one workload is tried at the others. A back end that is not within it of the best, after
-so many launches, is set aside.
+so many launches, waits.
 """
-
-Order = Mapping[str, Sequence[Value]]
-"""Values of each parameter in the order of the space: neighbours are near."""
-
-
-@dataclass
-class Queue:
-    """The launches of one back end over one layout at one workload: those to try, in the seed's order, and what was measured."""
-
-    layout: Params
-    workload: AnyWorkload
-    start: Schedule
-    """The back end's default at the workload."""
-    todo: dict[str, Schedule]
-    given: int = 0
-    found: list[Measurement] = field(default_factory=list)
-    """Successful measurements."""
-    best: Measurement | None = None
-
-    @property
-    def cost(self) -> float:
-        """µs of the best launch so far, infinite without one."""
-        return self.best.cost if self.best else math.inf
-
-    def nearest(self, to: Schedule, order: Order) -> Schedule | None:
-        """The untried schedule that differs least from another: in the fewest parameters, then by the fewest steps."""
-        return min(self.todo.values(), key=lambda s: _distance(s.launch, to.launch, order), default=None)
-
-
-Suggest = Callable[[Queue], Schedule]
-
-
-def open_queues(workloads: Sequence[AnyWorkload], contender: Contender, seed: int) -> list[Queue]:
-    """The whole space of a back end, in an order that depends on the seed alone."""
-    queues = []
-    for layout in contender.space.layouts():
-        for work in workloads:
-            start = contender.at_workloads[work.key]
-            schedules = [Schedule(start.backend, layout, launch) for launch in contender.space.launches(layout, work)]
-            random.Random(f"{seed}/{start.backend}[{layout}]/{work.key}").shuffle(schedules)
-            queues.append(Queue(layout, work, start, {s.id: s for s in schedules}))
-    return queues
 
 
 class Search:
-    """Gives candidates and takes their records. `exhaustive`: the budget covers all candidates. `shared`: other processes search as well,
-    and each goes through back ends, layouts and workloads in an order of its own, so that they seldom measure the same at once.
-    """
+    """Gives candidates and takes their records."""
 
-    def __init__(self, queues: Sequence[Queue], order: Order, suggest: Suggest, *, exhaustive: bool, shared: bool = False) -> None:
-        """`suggest` gives a schedule over a queue's layout; the untried one nearest to it is tried."""
-        self._order, self._suggest, self._exhaustive = order, suggest, exhaustive
-        ranked = sorted(queues, key=lambda q: _distance(q.layout, q.start.layout, order))
-        self._alive = list(dict.fromkeys(q.layout for q in ranked))[: None if exhaustive else STARTERS]
-        if shared:
-            random.shuffle(ranked)
-        self._queues = {(q.start.backend, q.layout, q.workload.key): q for q in ranked}
-        self._quota = math.inf if exhaustive else 1
-        self._everything = exhaustive
-        """Whether back ends that are far behind take part, too."""
+    def __init__(self, studies: Mapping[tuple[str, AnyWorkload], Study]) -> None:
+        """`studies` by back end and workload."""
+        self._studies = dict(studies)
+        self._works = list(dict.fromkeys(work for _, work in studies))
+        self.records: dict[Key, Measurement] = {record.key: record for one in studies.values() for record in one.records.values()}
+        """The last measurement of every candidate, of any build."""
+        self._given = {key: len(study.records) for key, study in self._studies.items()}
         self.first: list[Candidate] = []
         """Candidates that come before all others and were not given yet."""
-        self._pending: set[Key] = set()
+        self._pending: set[Candidate] = set()
+        self._turn = 0
 
     @property
     def left(self) -> int:
         """Candidates that were not given yet."""
-        return len(self.first) + sum(len(queue.todo) for queue in self._queues.values())
+        ahead = sum(not self._study(one).is_open(one.schedule) for one in self.first)
+        return ahead + sum(study.left for study in self._studies.values())
 
     def lead(self, candidates: Iterable[Candidate]) -> None:
-        """Give these candidates before any other."""
-        for candidate in candidates:
-            self._drop(candidate)
-            self.first.append(candidate)
+        """Give these, as far as they have no record, before any other."""
+        self.first += [candidate for candidate in candidates if candidate.key not in self.records]
 
     def next(self, count: int) -> list[Candidate]:
-        """Up to `count` candidates; fewer, or none, if the next ones depend on pending records, or if none are left."""
+        """Up to `count` candidates; fewer where none are left."""
         candidates: list[Candidate] = []
         while len(candidates) < count and (candidate := self._pick()) is not None:
-            self._pending.add(candidate.key)
+            self._given[candidate.backend, candidate.workload] += 1
             candidates.append(candidate)
+        self._pending.update(candidates)
         return candidates
 
-    def take(self, record: Measurement) -> None:
-        """Use a record: of a candidate that was given, or of another process or an earlier build."""
-        self._pending.discard(record.candidate.key)
-        self.first = [candidate for candidate in self.first if candidate.key != record.candidate.key]
-        queue = self._drop(record.candidate)
-        if queue is not None and record.timed:
-            queue.found.append(record)
-            if record.cost < queue.cost:
-                queue.best = record
+    def finish(self, record: Measurement) -> None:
+        """Store a record: of a candidate that was given, or a verdict that takes the place of an earlier one."""
+        self._pending.discard(record.candidate)
+        self._study(record.candidate).finish(record)
+        self.records[record.key] = record
 
-    def score(self, layout: Params) -> float:
-        """Weighted geometric mean of the layout's best times in µs, of any back end; infinite while a workload has none."""
-        best: dict[AnyWorkload, float] = {}
-        for queue in self._queues.values():
-            if queue.layout == layout:
-                best[queue.workload] = min(best.get(queue.workload, math.inf), queue.cost)
-        return geomean((cost, workload.weight) for workload, cost in best.items())
+    def drop(self, candidate: Candidate) -> None:
+        """Give a candidate no record now."""
+        self._pending.discard(candidate)
+        self._study(candidate).release(candidate.schedule)
 
-    def _queue(self, candidate: Candidate) -> Queue | None:
-        return self._queues.get((candidate.backend, candidate.layout, candidate.workload.key))
+    def end(self) -> None:
+        """Drop all that were given and have no record."""
+        for candidate in list(self._pending):
+            self.drop(candidate)
 
-    def _drop(self, candidate: Candidate) -> Queue | None:
-        """The candidate's queue, which no longer has it to try."""
-        queue = self._queue(candidate)
-        if queue is not None:
-            queue.todo.pop(candidate.schedule.id, None)
-        return queue
+    def read(self) -> None:
+        """Take what other processes measured."""
+        for study in self._studies.values():
+            self.records |= {record.key: record for record in study.read()}
+        self.first = [candidate for candidate in self.first if candidate.key not in self.records]
+
+    def _study(self, candidate: Candidate) -> Study:
+        return self._studies[candidate.backend, candidate.workload]
 
     def _pick(self) -> Candidate | None:
         if self.first:
-            return self.first.pop(0)
-        while True:
-            open_now = [queue for queue in self._racing() if queue.todo and queue.given < self._quota]
-            if open_now:
-                queue = min(open_now, key=lambda one: one.given)
-                queue.given += 1
-                return Candidate(queue.todo.pop(self._propose(queue).id), queue.workload)
-            if self._pending or not self.left:
-                return None
-            self._next_round()
+            candidate = self.first.pop(0)
+            self._study(candidate).claim(candidate.schedule)
+            return candidate
+        open_now = {key: study for key, study in self._studies.items() if study.left}
+        for work in sorted(self._works, key=lambda work: sum(self._given[key] for key in self._studies if key[1] == work)):
+            here = {key: study for key, study in open_now.items() if key[1] == work}
+            if here:
+                key = min(here, key=lambda key: (self._behind(*key), self._given[key]))
+                self._turn += 1
+                schedule = self._transfer(*key) if self._turn % 2 else None
+                if schedule is None:
+                    schedule = here[key].propose()
+                else:
+                    here[key].claim(schedule)
+                return Candidate(schedule, work)
+        return None
 
-    def _racing(self) -> list[Queue]:
-        """Queues of the layouts that take part, without those of back ends that another leaves far behind over the same layout."""
-        if self._everything:
-            return list(self._queues.values())
-        racing = [queue for queue in self._queues.values() if queue.layout in self._alive]
-        fastest: dict[tuple[Params, str], float] = {}
-        for queue in racing:
-            place = queue.layout, queue.workload.key
-            fastest[place] = min(queue.cost, fastest.get(place, math.inf))
-        limit = {place: NEARLY * cost for place, cost in fastest.items()}
-        return [q for q in racing if q.best is None or q.given < PATIENCE or q.cost <= limit[q.layout, q.workload.key]]
+    def _behind(self, backend: str, work: AnyWorkload) -> bool:
+        """Whether another back end is far better at the workload."""
+        best = min(self._best(other, work) for other, at in self._studies if at == work)
+        return len(self._studies[backend, work].records) >= PATIENCE and self._best(backend, work) > NEARLY * best
 
-    def _next_round(self) -> None:
-        """More launches for the better half of the layouts and for one that was not tried; for all if these have none left."""
-        ranked = sorted(self._alive, key=self.score)
-        tried = {queue.layout for queue in self._queues.values() if queue.best or queue.given}
-        others = [layout for layout in dict.fromkeys(queue.layout for queue in self._queues.values()) if layout not in tried]
-        joining = sorted(others, key=lambda layout: _distance(layout, ranked[0], self._order))[:1]
-        self._alive = ranked[: -(-len(ranked) // 2)] + joining
-        if not any(queue.todo for queue in self._racing()):
-            self._alive = list(dict.fromkeys(queue.layout for queue in self._queues.values()))
-            self._everything = not any(queue.todo for queue in self._racing())
-        self._quota = 2 * self._quota + 1
+    def _best(self, backend: str, work: AnyWorkload) -> float:
+        return min((record.cost for record in self._studies[backend, work].records.values()), default=math.inf)
 
-    def _propose(self, queue: Queue) -> Schedule:
-        """The most promising untried schedule; where the budget covers the space the next in the seed's order."""
-        guess: Schedule | None = None
-        if queue.given == 1:
-            guess = queue.nearest(queue.start, self._order)
-        elif not self._exhaustive:
-            guess = self._transfer(queue)
-            if guess is None and queue.best is not None:
-                center = queue.best.candidate.schedule if queue.given % 2 else self._suggest(queue)
-                guess = queue.nearest(center, self._order)
-        return guess or next(iter(queue.todo.values()))
-
-    def _transfer(self, queue: Queue) -> Schedule | None:
-        """The launch that was best, or nearly, at another workload over the same layout; it is already compiled."""
+    def _transfer(self, backend: str, work: AnyWorkload) -> Schedule | None:
+        """The open launch that was best, or nearly, at another workload."""
         near: list[tuple[float, Schedule]] = []
-        for other in self._queues.values():
-            if other.layout == queue.layout and other is not queue and other.best is not None:
-                ratios = ((record.cost / other.cost, record.candidate.schedule) for record in other.found)
-                near += [(ratio, schedule) for ratio, schedule in ratios if ratio <= NEARLY and schedule.id in queue.todo]
-        return min(near, key=lambda item: item[0])[1] if near else None
-
-
-def _distance(one: Params, other: Params, order: Order) -> tuple[int, int]:
-    """In how many parameters two parts of schedules differ, and by how many steps."""
-    changed = steps = 0
-    for name, value in one.items():
-        if name not in other or other[name] != value:
-            changed += 1
-            values = order.get(name, ())
-            if name in other and value in values and other[name] in values:
-                steps += abs(values.index(value) - values.index(other[name]))
-    return changed, steps
+        for other in self._works:
+            if other != work:
+                limit = NEARLY * self._best(backend, other)
+                for record in self._studies[backend, other].records.values():
+                    if record.cost <= limit and self._studies[backend, work].is_open(schedule := record.candidate.schedule):
+                        near.append((record.cost / limit, schedule))
+        return min(near, key=lambda pair: pair[0])[1] if near else None
 
 
 def geomean(costs: Iterable[tuple[float, float]]) -> float:

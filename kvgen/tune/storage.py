@@ -1,6 +1,8 @@
-"""Measurements of earlier and of other builds: Optuna studies, one per back end and workload, in a file or a shared database.
+"""Measurements of earlier and of other builds, and what is tried next: Optuna studies, one per back end and workload, in a file or a shared
+database.
 
-A finished measurement is added to its study as one whole trial, so a killed process leaves no half of one, and nothing is reserved by it.
+A finished measurement is one whole trial, so a killed process leaves no half of one. In a shared database a candidate is claimed by a
+running trial, which its measurement completes, so that builds divide the space; one that a build leaves behind waits for the next.
 """
 
 from __future__ import annotations
@@ -9,13 +11,15 @@ import random
 import sqlite3
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution
-from optuna.samplers import PartialFixedSampler, TPESampler
+from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
+from optuna.samplers import BaseSampler, TPESampler
 from optuna.storages import BaseStorage, RDBStorage
 from optuna.trial import TrialState, create_trial
 from sqlalchemy.engine import make_url
@@ -24,73 +28,185 @@ from sqlalchemy.exc import ArgumentError
 from kvgen.errors import HostError, KvgenError, host_errors
 from kvgen.extras import require
 from kvgen.lower.schedule import Params, Schedule, Value
-from kvgen.lower.space import SearchSpace
-from kvgen.measure.measurement import Key, Measurement
+from kvgen.lower.space import Parameter
+from kvgen.measure.measurement import Measurement
 
-RECORD = "record"
-"""The attribute of a trial that holds the measurement."""
+RECORD, CLAIM = "record", "claim"
+"""Attributes of a trial: the measurement; the schedule's id and the time of its claim."""
+STALE_S = 900.0
+"""Seconds after which a claim in a shared database is one of a build that died."""
+STARTERS = 8
+"""Trials before the sampler's first guess, which are drawn at random."""
 ATTEMPTS = 3
 """Processes that open a new database at once collide while they create its tables; all but one try again."""
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
 
-StudyKey = tuple[str, str]
-"""(back end, workload key)."""
 
+class Study:
+    """The schedules of one back end at one workload: what was measured, and what is still open.
 
-class Studies:
-    """The studies of one build. `records` has the last measurement of every candidate."""
+    `propose` draws from an Optuna sampler and claims the nearest schedule that is open, so that every trial is of one that can be built and
+    that nobody has tried. Numbers differ by their steps in the order of the space, as a share of all its steps; other values are equal or
+    differ by 1.
+    """
 
-    def __init__(self, storage: BaseStorage, names: Mapping[StudyKey, str], spaces: Mapping[str, SearchSpace], seed: int) -> None:
-        """Studies by `names`, created where they do not exist. Raises HostError where one holds what is no measurement."""
-        self.records: dict[Key, Measurement] = {}
-        self._samplers = {key: TPESampler(seed=seed, multivariate=True, n_startup_trials=4) for key in names}
-        self._studies = {
-            key: optuna.create_study(storage=storage, study_name=name, sampler=self._samplers[key], load_if_exists=True)
-            for key, name in names.items()
-        }
-        self._values: dict[str, dict[str, BaseDistribution]] = {
-            backend: {f"{p.part}.{p.name}": CategoricalDistribution(p.values) for p in space.parameters}
-            for backend, space in spaces.items()
-        }
-        self._seen: set[tuple[StudyKey, int]] = set()
+    def __init__(
+        self,
+        storage: BaseStorage,
+        name: str,
+        schedules: Sequence[Schedule],
+        parameters: Sequence[Parameter],
+        seed: int,
+        *,
+        shared: bool = False,
+        sampler: BaseSampler | None = None,
+    ) -> None:
+        """A study by this name, created if there is none. `shared`: other processes may use it at the same time.
+
+        Raises HostError where it holds what is no measurement.
+        """
+        self._sampler = sampler or TPESampler(seed=seed, multivariate=True, n_startup_trials=STARTERS, constant_liar=False)
+        self.study = optuna.create_study(storage=storage, study_name=name, sampler=self._sampler, load_if_exists=True)
+        self._storage, self._id, self._shared = storage, storage.get_study_id_from_name(name), shared
+        self._random = random.Random(seed)
+        self._axes = {f"{p.part}.{p.name}": _Axis(p.values) for p in parameters}
+        self._space = {name: axis.distribution for name, axis in self._axes.items() if axis.steps}
+        self._row = {one.id: row for row, one in enumerate(schedules)}
+        self._schedules, self._open = list(schedules), np.ones(len(schedules), bool)
+        self._places = np.array([self._place(flatten(one)) for one in schedules], float).reshape(len(schedules), len(self._axes))
+        self._claims: dict[str, int | None] = {}
+        """Of this process, by the schedule's id: the running trial in a shared storage."""
+        self._waiting: dict[str, int] = {}
+        """Trials that nobody works on."""
+        self._seen: set[int] = set()
+        self.records: dict[str, Measurement] = {}
+        """By the schedule's id; of several measurements the last."""
         self.read()
 
+    @property
+    def left(self) -> int:
+        """Schedules that are open."""
+        return int(self._open.sum())
+
+    def is_open(self, schedule: Schedule) -> bool:
+        """Whether the schedule belongs to the space, and is neither claimed nor measured."""
+        return self._is_open(schedule.id)
+
     def read(self) -> list[Measurement]:
-        """What was finished since the last call, by other processes too. Of several trials of a candidate the last counts."""
+        """What was finished since the last call, by other processes too. Claims of a process that died are open again."""
         news = []
-        for key, study in self._studies.items():
-            for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED)):
-                if RECORD in trial.user_attrs and (key, trial.number) not in self._seen:
-                    self._seen.add((key, trial.number))
-                    try:
-                        record = Measurement.from_json(trial.user_attrs[RECORD])
-                        self.records[record.candidate.key] = record
-                    except (ValueError, AssertionError) as error:
-                        what = f"trial {trial.number} of the study {study.study_name} holds no measurement ({error})"
-                        raise HostError(f"{what}: delete the study or its file, and its measurements are taken anew") from error
-                    news.append(record)
+        for trial in self._storage.get_all_trials(self._id, deepcopy=False):
+            key, since = trial.user_attrs.get(CLAIM, ("", 0.0))
+            if trial.number in self._seen or key in self._claims:
+                continue
+            if trial.state.is_finished():
+                self._seen.add(trial.number)
+                news.append(self._parsed(trial.number, trial.user_attrs.get(RECORD)))
+                key = news[-1].candidate.schedule.id
+                self._waiting.pop(key, None)
+            elif key not in self.records:
+                where = self._storage.get_trial_id_from_study_id_trial_number(self._id, trial.number)
+                waits = trial.state == TrialState.WAITING
+                if not waits and time.time() - since > STALE_S:
+                    waits = self._storage.set_trial_state_values(where, TrialState.WAITING)
+                if waits:
+                    self._waiting[key] = where
+                self._set_open(key, waits)
+                continue
+            self._set_open(key, False)
         return news
+
+    def propose(self) -> Schedule:
+        """Claim the open schedule that is nearest to what the sampler draws. One must be open."""
+        drawn = self._sampler.sample_relative(self.study, create_trial(state=TrialState.RUNNING), self._space)
+        rows = np.flatnonzero(self._open)
+        if drawn:  # else the sampler has seen too few trials
+            there = self._place({name: axis.value(drawn[name]) if name in drawn else axis.values[0] for name, axis in self._axes.items()})
+            far = sum(axis.far(self._places[rows, n] - there[n]) for n, axis in enumerate(self._axes.values()))
+            rows = rows[far <= np.min(far) + 1e-9]
+        schedule = self._schedules[self._random.choice(rows)]
+        self.claim(schedule)
+        return schedule
+
+    def claim(self, schedule: Schedule) -> None:
+        """Claim a schedule: any one that can be built."""
+        trial, claim = self._waiting.pop(schedule.id, None), (schedule.id, time.time())
+        if trial is not None and self._storage.set_trial_state_values(trial, TrialState.RUNNING):
+            self._storage.set_trial_user_attr(trial, CLAIM, claim)
+        elif self._shared:
+            trial = self._create(schedule, TrialState.RUNNING, {CLAIM: claim})
+        self._claims[schedule.id] = trial
+        self._set_open(schedule.id, False)
+
+    def release(self, schedule: Schedule) -> None:
+        """Give a claim back: the schedule is not measured now."""
+        trial = self._claims.pop(schedule.id)
+        if trial is not None:
+            self._waiting[schedule.id] = trial
+            self._storage.set_trial_state_values(trial, TrialState.WAITING)
+        self._set_open(schedule.id, True)
 
     def finish(self, record: Measurement) -> None:
         """Store a measurement. A failure is a pruned trial: the sampler learns from it."""
-        candidate = record.candidate
-        state = TrialState.COMPLETE if record.timed else TrialState.PRUNED
-        trial = create_trial(
-            state=state, value=record.cost if record.timed else None, params=flatten(candidate.schedule),
-            distributions=self._values[candidate.backend], user_attrs={RECORD: record.to_json()},
-        )  # fmt: skip
-        self._studies[candidate.backend, candidate.workload.key].add_trial(trial)
-        self.records[candidate.key] = record
+        schedule = record.candidate.schedule
+        state, cost = (TrialState.COMPLETE, record.cost) if record.timed else (TrialState.PRUNED, None)
+        trial = self._claims.pop(schedule.id, None)
+        if trial is None:
+            trial = self._create(schedule, state, {RECORD: record.to_json()}, cost)
+        else:
+            self._storage.set_trial_user_attr(trial, RECORD, record.to_json())
+            self._storage.set_trial_state_values(trial, state, None if cost is None else [cost])
+        self._seen.add(self._storage.get_trial_number_from_id(trial))
+        self.records[schedule.id] = record
+        self._set_open(schedule.id, False)
 
-    def suggest(self, key: StudyKey, layout: Params) -> Schedule:
-        """What Optuna's sampler suggests over a layout. It may violate constraints."""
-        study = self._studies[key]
-        study.sampler = PartialFixedSampler({f"layout.{name}": value for name, value in layout.items()}, self._samplers[key])
-        trial = study.ask(self._values[key[0]])
-        study.tell(trial, state=TrialState.FAIL)
-        return unflatten(key[0], trial.params)
+    def _create(self, schedule: Schedule, state: TrialState, attributes: dict[str, Any], cost: float | None = None) -> int:
+        params = {name: self._axes[name].drawn(value) for name, value in flatten(schedule).items()}
+        distributions = {name: axis.distribution for name, axis in self._axes.items()}
+        trial = create_trial(state=state, value=cost, params=params, distributions=distributions, user_attrs=attributes)
+        return self._storage.create_new_trial(self._id, trial)
+
+    def _parsed(self, number: int, stored: object) -> Measurement:
+        try:
+            record = Measurement.from_json(stored)
+            self.records[record.candidate.schedule.id] = record
+        except (ValueError, AssertionError) as error:
+            what = f"trial {number} of the study {self.study.study_name} holds no measurement ({error})"
+            raise HostError(f"{what}: delete the study or its file, and its measurements are taken anew") from error
+        return record
+
+    def _is_open(self, key: str) -> bool:
+        return key in self._row and bool(self._open[self._row[key]])
+
+    def _set_open(self, key: str, state: bool) -> None:
+        if key in self._row:
+            self._open[self._row[key]] = state
+
+    def _place(self, params: Mapping[str, Value]) -> list[int]:
+        return [axis.values.index(params[name]) for name, axis in self._axes.items()]
+
+
+class _Axis:
+    """A parameter as Optuna's samplers see it: a number by its place in the order of the space, anything else as it is."""
+
+    def __init__(self, values: tuple[Value, ...]) -> None:
+        self.values, self.steps = values, len(values) - 1
+        self._ordinal = all(type(value) is int for value in values)
+        self.distribution: BaseDistribution = IntDistribution(0, self.steps) if self._ordinal else CategoricalDistribution(values)
+
+    def drawn(self, value: Value) -> Value:
+        """What a sampler calls a value."""
+        return self.values.index(value) if self._ordinal else value
+
+    def value(self, drawn: Any) -> Value:
+        """Inverse of `drawn`."""
+        return self.values[drawn] if self._ordinal else drawn
+
+    def far(self, steps: Any) -> Any:
+        """Distances, from 0 to 1, of an array of steps."""
+        return np.abs(steps) / max(1, self.steps) if self._ordinal else steps != 0
 
 
 def flatten(schedule: Schedule) -> dict[str, Value]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -11,24 +12,25 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
+from optuna.storages import BaseStorage
 
 from kvgen.arch import Target
 from kvgen.errors import CompileError, CompilerCrash, KvgenError, MeasureError, ToolchainMissing, UnsupportedError, host_errors
 from kvgen.lower.backend import Backend, Sources
-from kvgen.lower.schedule import Schedule, Value
+from kvgen.lower.schedule import Schedule
 from kvgen.measure.measurement import Candidate, Job, Key, Measurement
 from kvgen.registry import stores, user_store
 from kvgen.registry.entry import Entry, entry_key, here
 from kvgen.registry.store import Store
-from kvgen.spec import AnySpec
+from kvgen.spec import AnySpec, AnyWorkload
 from kvgen.spec.target import resolve
 from kvgen.toolchain import ArtifactCache
 from kvgen.tune.budget import Best, Budget, Clock, Phase, Progress, Watch
 from kvgen.tune.candidates import Contender, contenders, present_launches, require_toolchain, study_name
 from kvgen.tune.final import decide, finalists, further, make_entry
 from kvgen.tune.measuring import CompileQueue, Outcome, Pipeline, Runner
-from kvgen.tune.search import Search, open_queues
-from kvgen.tune.storage import Studies, open_database, open_file, storage_errors
+from kvgen.tune.search import Search
+from kvgen.tune.storage import Study, open_database, open_file, storage_errors
 
 
 @dataclass(frozen=True)
@@ -121,9 +123,18 @@ def tune(
             runner = runner or Runner(spec, target, cache.root / "tuning", devices)
             ends.callback(runner.close)
             opened = open_database(storage or "") if file is None else open_file(file)
-            names = {(c.backend.name, w.key): study_name(sources, c, w, runner.policy) for c in found for w in spec.workloads}
-            studies = Studies(opened, names, {c.backend.name: c.space for c in found}, seed)
-            return replace(build.run(studies, runner, shared=storage is not None), refusals=tuple(map(str, refusals)))
+            search = Search({(c.backend.name, w): _study(opened, sources, c, w, runner, seed, storage) for c in found for w in spec.workloads})
+            return replace(build.run(search, runner, shared=storage is not None), refusals=tuple(map(str, refusals)))
+
+
+def _study(
+    opened: BaseStorage, sources: Sources, contender: Contender, work: AnyWorkload, runner: Runner, seed: int, shared: str | None
+) -> Study:
+    """The study of a back end at a workload. Processes that share a storage draw differently."""
+    name = study_name(sources, contender, work, runner.policy)
+    own = random.getrandbits(32) if shared else seed
+    schedules = contender.space.schedules_at(work)
+    return Study(opened, name, schedules, contender.space.parameters, own, shared=shared is not None)
 
 
 @contextmanager
@@ -169,7 +180,7 @@ class _Build:
         keep += [Candidate(self.present[work.key], work) for work in self.spec.workloads if work.key in self.present]
         self.keep = list(dict.fromkeys(keep))
         """The defaults and the present winner: measured first, and finalists whatever the search finds."""
-        self.records: Mapping[Key, Measurement] = {}
+        self.search = Search({})
         self.failures: Counter[str] = Counter()
         self.uncompiled: list[str] = []
         self.notes: list[str] = []
@@ -177,14 +188,21 @@ class _Build:
         self.known = 0
         self.planned: int | None = None
 
-    def run(self, studies: Studies, runner: Runner, *, shared: bool) -> TuningResult:
+    @property
+    def records(self) -> Mapping[Key, Measurement]:
+        """The last measurement of every candidate, of any build."""
+        return self.search.records
+
+    def run(self, search: Search, runner: Runner, *, shared: bool) -> TuningResult:
         """Search, then decide among the finalists, and register. Raises KeyboardInterrupt if Ctrl-C came before any schedule was right, or
-        before the present winner was verified, which stays then.
+        before the present winner was verified, which stays then. Raises KvgenError on an empty space.
         """
-        self.studies, self.runner, self.records, self.known = studies, runner, studies.records, len(studies.records)
-        self.shared = shared
-        search, interrupted, last = self._open_search(), False, list[Measurement]()
-        trials = self.clock.trials_left
+        self.search, self.runner, self.shared, self.known = search, runner, shared, len(search.records)
+        if not search.left and not search.records:
+            hint = "kvgen space --explain tells why, and --all-schedules lifts its hints"
+            raise KvgenError(f"the search space of {self.spec.name} has no candidates: {hint}")
+        search.lead(self.keep)
+        trials, interrupted, last = self.clock.trials_left, False, list[Measurement]()
         self.planned = search.left if trials is None else min(search.left, trials)
         with (
             CompileQueue(self.sources, self.cache, exclusive=runner.exclusive) as queue,
@@ -198,28 +216,6 @@ class _Build:
             return self._decide(last, second, interrupted=interrupted)
 
     # --- the search ----------------------------------------------------------------------------------------------------
-
-    def _open_search(self) -> Search:
-        """The search over all back ends, which knows the records of earlier builds. Raises KvgenError on an empty space."""
-        queues = [queue for c in self.found for queue in open_queues(self.spec.workloads, c, self.seed)]
-        order: dict[str, Sequence[Value]] = {p.name: p.values for c in self.found for p in c.space.parameters}
-        candidates = {(schedule, queue.workload.key) for queue in queues for schedule in queue.todo}
-        if not candidates:
-            hint = "kvgen space --explain tells why, and --all-schedules lifts its hints"
-            raise KvgenError(f"the search space of {self.spec.name} has no candidates: {hint}")
-        budget = self.clock.budget
-        covered = budget.trials is None or len(candidates - self.records.keys()) <= budget.trials
-        search = Search(
-            queues,
-            order,
-            lambda queue: self.studies.suggest((queue.start.backend, queue.workload.key), queue.layout),
-            exhaustive=budget.seconds is None and covered,
-            shared=self.shared,
-        )
-        for record in self.studies.records.values():
-            search.take(record)
-        search.lead([candidate for candidate in self.keep if candidate.key not in self.records])
-        return search
 
     def _search(self, search: Search, queue: CompileQueue) -> None:
         """Compile and measure candidates, on all devices, until the budget or the space is used up. What is not compiled by then is
@@ -242,20 +238,22 @@ class _Build:
             self.runner.close()
             raise
         finally:
+            search.end()
             if self.uncompiled:
                 what = f"{len(self.uncompiled)} schedules could not be compiled here, and were not judged: {self.uncompiled[0]}"
                 self.notes.append(f"{what}; a later build tries them")
-        self.studies.read()
+        search.read()
 
     def _refill(self, search: Search, pipeline: Pipeline) -> None:
         """Start as many candidates as compilers and devices can take."""
         room = pipeline.width - len(pipeline.inside)
+        must = sum(candidate in self.keep for candidate in search.first)
         if self.clock.search_over:
-            room = len(search.first)
+            room = must
         elif (trials := self.clock.trials_left) is not None:  # nothing is compiled that would not be measured
-            room = min(room, max(len(search.first), trials - len(pipeline.inside)))
-        for record in self.studies.read() if self.shared else ():
-            search.take(record)
+            room = min(room, max(must, trials - len(pipeline.inside)))
+        if self.shared:
+            search.read()
         for candidate in search.next(room):
             self.tell("compiling", str(candidate.schedule))
             pipeline.start(candidate)
@@ -264,12 +262,10 @@ class _Build:
         """Use what came of a candidate, and store it, unless this machine failed: another time or machine may compile it."""
         if isinstance(outcome, (ToolchainMissing, CompilerCrash)):
             self.uncompiled.append(f"{candidate}: {outcome}")
-            search.take(candidate.measured("unsupported", str(outcome)))
             return
         if isinstance(outcome, (CompileError, UnsupportedError)):
             outcome = candidate.measured("compile_error" if isinstance(outcome, CompileError) else "unsupported", str(outcome))
         if isinstance(outcome, Measurement):
-            search.take(outcome)
             self._finished(outcome)
         elif outcome is not None:
             raise outcome
@@ -277,7 +273,7 @@ class _Build:
     def _finished(self, record: Measurement, used: int = 1) -> None:
         """Store a record, also in the place of an earlier one."""
         self.clock.used += used
-        self.studies.finish(record)
+        self.search.finish(record)
         if not record.ok:
             self.failures[record.kind] += 1
         self.tell("measuring", str(record.candidate.schedule))

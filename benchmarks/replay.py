@@ -1,0 +1,218 @@
+"""How many trials samplers take to come within 2 % of the best schedule, replayed over tables of all schedules.
+
+    python -m benchmarks.replay TABLE.csv… [--seeds 50] [--ahead 1] [--picture FILE.svg]
+
+A table is of `benchmarks.exhaustive`. Every workload of it is searched by itself, from the default schedule (of the column `default`) on, by
+
+- tpe: `kvgen build`'s sampler, Optuna's TPE moved to the nearest schedule that is valid and untried;
+- gp: the same over Optuna's Gaussian process (`--gp`; slow);
+- evolution: Optuna's NSGA-II over the whole product of the parameters; what is invalid or was tried costs it nothing;
+- nearest: in turns the untried schedule nearest to the best so far, and one at random;
+- random: a random order.
+
+`--ahead`: measurements that are under way when the next schedule is chosen, as compilers that run in parallel have them. Prints a row per
+workload: schedules, and the median number of trials by sampler; a picture has the median of the best time so far over the least, by trials.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import median
+
+import optuna
+from optuna.distributions import CategoricalDistribution
+from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler
+from optuna.storages import InMemoryStorage
+from optuna.trial import TrialState
+
+from kvgen.lower.schedule import Params, Schedule, Value
+from kvgen.lower.space import Parameter
+from kvgen.measure.measurement import Candidate
+from kvgen.spec import Workload
+from kvgen.tune.storage import Study, flatten, unflatten
+
+CLOSE = 1.02
+BACKEND = "table"
+WORK = Workload(batch=1, kv_len=1)
+
+
+@dataclass(frozen=True)
+class Table:
+    """The times of one workload."""
+
+    name: str
+    costs: dict[Schedule, float]
+    """µs; infinite for a failure."""
+    default: Schedule
+
+    @cached_property
+    def parameters(self) -> list[Parameter]:
+        """Numbers in their order, other values as they come."""
+        values: dict[str, dict[Value, None]] = {}
+        for schedule in self.costs:
+            for name, value in flatten(schedule).items():
+                values.setdefault(name, {})[value] = None
+        order = {name: sorted(found) if all(type(one) is int for one in found) else list(found) for name, found in values.items()}
+        return [Parameter(name.partition(".")[2], name.partition(".")[0], tuple(found), "") for name, found in order.items()]  # type: ignore[arg-type]
+
+    @cached_property
+    def best(self) -> float:
+        return min(self.costs.values())
+
+    def far(self, one: Schedule, other: Schedule) -> tuple[int, int]:
+        """In how many parameters two schedules differ, and by how many steps."""
+        theirs, changed, steps = flatten(other), 0, 0
+        for (name, value), axis in zip(sorted(flatten(one).items()), sorted(self.parameters, key=lambda p: f"{p.part}.{p.name}"), strict=True):
+            changed += value != theirs[name]
+            steps += abs(axis.values.index(value) - axis.values.index(theirs[name]))
+        return changed, steps
+
+
+def tables(file: Path) -> Iterator[Table]:
+    """Of each workload of a file."""
+    with file.open(encoding="utf-8") as lines:
+        rows = list(csv.DictReader(lines))
+    params = [name for name in rows[0] if name.startswith(("layout.", "launch."))]
+    for work in [name for name in rows[0] if name not in (*params, "passes", "default")]:
+        costs, default = {}, None
+        for row in rows:
+            schedule = unflatten(BACKEND, {name: _value(row[name]) for name in params})
+            if us := float(row[work]):
+                costs[schedule] = us
+            if work in row.get("default", "").split():
+                default = schedule
+        if costs:
+            yield Table(f"{file.stem} {work}", costs, default or next(iter(costs)))
+
+
+def _value(text: str) -> Value:
+    return {"True": True, "False": False}.get(text, int(text) if text.lstrip("-").isdigit() else text)
+
+
+Order = Iterator[Schedule]
+
+
+def by_study(table: Table, seed: int, ahead: int, sampler: BaseSampler | None = None) -> Order:
+    study = Study(InMemoryStorage(), "replay", list(table.costs), table.parameters, seed, sampler=sampler)
+    study.claim(table.default)
+    pending = [table.default]
+    while pending:
+        while study.left and len(pending) < ahead:
+            pending.append(study.propose())
+        schedule = pending.pop(0)
+        study.finish(Candidate(schedule, WORK).measured("ok", samples=(table.costs[schedule],)))
+        yield schedule
+        if study.left and not pending:
+            pending.append(study.propose())
+
+
+def by_gp(table: Table, seed: int, ahead: int) -> Order:
+    return by_study(table, seed, ahead, GPSampler(seed=seed, n_startup_trials=8))
+
+
+def by_evolution(table: Table, seed: int, ahead: int) -> Order:
+    study = optuna.create_study(sampler=NSGAIISampler(seed=seed, population_size=16))
+    space = {f"{p.part}.{p.name}": CategoricalDistribution(p.values) for p in table.parameters}
+    seen = {table.default}
+    yield table.default
+    study.enqueue_trial(flatten(table.default))
+    for _ in range(20 * len(table.costs)):
+        trial = study.ask(space)
+        schedule = unflatten(BACKEND, trial.params)
+        if schedule not in table.costs:
+            study.tell(trial, state=TrialState.PRUNED)
+            continue
+        study.tell(trial, table.costs[schedule])
+        if schedule not in seen:
+            seen.add(schedule)
+            yield schedule
+
+
+def by_nearest(table: Table, seed: int, ahead: int) -> Order:
+    draw, todo, best = random.Random(seed), [one for one in table.costs if one != table.default], table.default
+    draw.shuffle(todo)
+    yield best
+    while todo:
+        chosen = min(todo, key=lambda one: table.far(one, best)) if len(todo) % 2 else todo[0]
+        todo.remove(chosen)
+        best = min(best, chosen, key=table.costs.__getitem__)
+        yield chosen
+
+
+def by_random(table: Table, seed: int, ahead: int) -> Order:
+    todo = [one for one in table.costs if one != table.default]
+    random.Random(seed).shuffle(todo)
+    yield from [table.default, *todo]
+
+
+SAMPLERS: dict[str, Callable[[Table, int, int], Order]] = {
+    "tpe": by_study, "gp": by_gp, "evolution": by_evolution, "nearest": by_nearest, "random": by_random,
+}  # fmt: skip
+
+
+def run(table: Table, sampler: str, seed: int, ahead: int, curve: int = 0) -> tuple[int, list[float]]:
+    """Trials until the best is near, and the best time so far over the least after each of the first `curve` trials."""
+    best, reached, ratios = math.inf, 0, []
+    for number, schedule in enumerate(SAMPLERS[sampler](table, seed, ahead), 1):
+        best = min(best, table.costs[schedule])
+        ratios.append(best / table.best)
+        if not reached and best <= CLOSE * table.best:
+            reached = number
+        if reached and number >= curve:
+            break
+    return reached or len(table.costs), (ratios + ratios[-1:] * curve)[:curve]
+
+
+def main() -> None:
+    """The command."""
+    command = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    command.add_argument("tables", nargs="+", type=Path)
+    command.add_argument("--seeds", type=int, default=50)
+    command.add_argument("--ahead", type=int, default=1)
+    command.add_argument("--gp", action="store_true")
+    command.add_argument("--picture", type=Path)
+    given = command.parse_args()
+    names = [name for name in SAMPLERS if given.gp or name != "gp"]
+    curves: dict[str, dict[str, list[float]]] = {}
+    print("table", "schedules", "near the best", *names, sep="\t")
+    for file in given.tables:
+        for table in tables(file):
+            near, counts = sum(us <= CLOSE * table.best for us in table.costs.values()), []
+            length = min(len(table.costs), 150) if given.picture else 0
+            for name in names:
+                runs = [run(table, name, seed, given.ahead, length) for seed in range(given.seeds)]
+                counts.append(median(reached for reached, _ in runs))
+                curves.setdefault(table.name, {})[name] = [median(each) for each in zip(*(ratios for _, ratios in runs), strict=True)]
+            print(table.name, len(table.costs), near, *(f"{count:g}" for count in counts), sep="\t", flush=True)
+    if given.picture:
+        draw(curves, given.picture)
+
+
+def draw(curves: dict[str, dict[str, Sequence[float]]] | dict[str, dict[str, list[float]]], file: Path) -> None:
+    """A panel for each table."""
+    from matplotlib.figure import Figure
+
+    columns = min(3, len(curves))
+    rows = -(-len(curves) // columns)
+    figure = Figure((4.2 * columns, 3.0 * rows), layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False).flat
+    for panel, (table, lines) in zip(panels, curves.items(), strict=False):
+        for name, ratios in lines.items():
+            panel.step(range(1, len(ratios) + 1), ratios, where="post", label=name, linewidth=1.2)
+        panel.set(title=table, xlabel="trials", ylabel="best so far over the least", xscale="log", ylim=(1.0, 1.5))
+        panel.title.set_fontsize(9)
+        panel.axhline(CLOSE, color="0.7", linewidth=0.7)
+    panels = figure.axes
+    panels[0].legend(fontsize=8)
+    figure.savefig(file)
+
+
+if __name__ == "__main__":
+    main()
