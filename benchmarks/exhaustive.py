@@ -2,12 +2,14 @@
 
     python -m benchmarks.exhaustive SPEC --csv FILE [--where copy=cp_async block=128,256] [--seconds 570] [--passes 1]
 
-Measures all schedules that the constraints allow, and of the first back end alone, at every workload of the spec: compiled on all cores, ahead
-of the device, timed for 50 ms, not verified. It ends after `--seconds`, and continues where the file ends, also from another machine of the
-same kind. `--where` leaves out what has other values, `--hints` what the hints of the space exclude; `--dry` counts what is left. With several
-`--passes` every schedule is timed so often, at times far apart, and its least median counts: a machine that others use disturbs one at most.
+Measures all schedules that the constraints allow, of the first back end alone, at every workload of the spec: compiled on all cores, ahead
+of the device, timed for 50 ms, not verified. It ends after `--seconds`, and continues where the file ends, also from another machine of
+the same kind. `--where` leaves out what has other values, `--hints` what the hints of the space exclude; `--dry` counts what is left. With
+several `--passes` every schedule is timed so often, at times far apart, and its least median counts: other load seldom disturbs all of
+them.
 
-A row has a schedule's parameters, `passes`, and its µs per workload; 0 where it fails or cannot be built for that workload.
+A row has a schedule's parameters, the workloads of which it is the default, its passes, and its µs per workload; 0 where it fails or cannot
+be built for that workload.
 """
 
 from __future__ import annotations
@@ -81,6 +83,7 @@ class Table:
     def __init__(self, file: Path, contender: Contender, spec: AnySpec) -> None:
         self.file, self._works = file, [work.key for work in spec.workloads]
         self._names = [(p.part, p.name) for p in contender.space.parameters]
+        self._defaults = contender.at_workloads
         self.rows: dict[tuple[str, ...], Row] = {}
         if file.exists():
             with file.open(encoding="utf-8") as lines:
@@ -96,6 +99,7 @@ class Table:
         row = self.rows.get(key) or {f"{part}.{name}": value for (part, name), value in zip(self._names, key, strict=True)}
         before = [float(row.get(work, 0.0)) for work in self._works]
         least = [f"{min(filter(None, pair), default=0.0):.5g}" for pair in zip(before, us, strict=True)]
+        row["default"] = " ".join(work for work in self._works if self._defaults[work] == schedule)
         self.rows[key] = {**row, "passes": self.passes(schedule) + 1, **dict(zip(self._works, least, strict=True))}
         self.file.parent.mkdir(parents=True, exist_ok=True)
         part = self.file.with_suffix(".part")
@@ -116,7 +120,9 @@ def kept(schedule: Schedule, where: Sequence[str]) -> bool:
     return all(str(params[name]).lower() in values.lower().split(",") for name, values in conditions)
 
 
-def compiled(schedules: Sequence[Schedule], sources: Sources, pool: CompilePool, until: float) -> Iterator[tuple[Schedule, Artifact | None]]:
+def compiled(
+    schedules: Sequence[Schedule], sources: Sources, pool: CompilePool, until: float
+) -> Iterator[tuple[Schedule, Artifact | None]]:
     """Schedules with their modules (None of one that does not compile), in batches that are whole before a CPU times them; as they come on
     a GPU. Ends when the time is over.
     """

@@ -2,7 +2,8 @@
 
     python -m benchmarks.replay TABLE.csv… [--seeds 50] [--ahead 1] [--picture FILE.svg]
 
-A table is of `benchmarks.exhaustive`. Every workload of it is searched by itself, from the default schedule (of the column `default`) on, by
+A table is of `benchmarks.exhaustive`.
+Every workload is searched by itself, from the default schedule on (of the column `default`), by
 
 - tpe: `kvgen build`'s sampler, Optuna's TPE moved to the nearest schedule that is valid and untried;
 - gp: the same over Optuna's Gaussian process (`--gp`; slow);
@@ -20,7 +21,7 @@ import argparse
 import csv
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -32,7 +33,7 @@ from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler
 from optuna.storages import InMemoryStorage
 from optuna.trial import TrialState
 
-from kvgen.lower.schedule import Params, Schedule, Value
+from kvgen.lower.schedule import Schedule, Value
 from kvgen.lower.space import Parameter
 from kvgen.measure.measurement import Candidate
 from kvgen.spec import Workload
@@ -66,13 +67,16 @@ class Table:
     def best(self) -> float:
         return min(self.costs.values())
 
+    @cached_property
+    def places(self) -> dict[Schedule, list[int]]:
+        """Of each schedule, the places of its values in the order of the space."""
+        axes = {f"{p.part}.{p.name}": p.values for p in self.parameters}
+        return {one: [values.index(flatten(one)[name]) for name, values in axes.items()] for one in self.costs}
+
     def far(self, one: Schedule, other: Schedule) -> tuple[int, int]:
         """In how many parameters two schedules differ, and by how many steps."""
-        theirs, changed, steps = flatten(other), 0, 0
-        for (name, value), axis in zip(sorted(flatten(one).items()), sorted(self.parameters, key=lambda p: f"{p.part}.{p.name}"), strict=True):
-            changed += value != theirs[name]
-            steps += abs(axis.values.index(value) - axis.values.index(theirs[name]))
-        return changed, steps
+        steps = [abs(here - there) for here, there in zip(self.places[one], self.places[other], strict=True)]
+        return sum(step > 0 for step in steps), sum(steps)
 
 
 def tables(file: Path) -> Iterator[Table]:
@@ -117,7 +121,7 @@ def by_gp(table: Table, seed: int, ahead: int) -> Order:
     return by_study(table, seed, ahead, GPSampler(seed=seed, n_startup_trials=8))
 
 
-def by_evolution(table: Table, seed: int, ahead: int) -> Order:
+def by_evolution(table: Table, seed: int, _: int) -> Order:
     study = optuna.create_study(sampler=NSGAIISampler(seed=seed, population_size=16))
     space = {f"{p.part}.{p.name}": CategoricalDistribution(p.values) for p in table.parameters}
     seen = {table.default}
@@ -135,7 +139,7 @@ def by_evolution(table: Table, seed: int, ahead: int) -> Order:
             yield schedule
 
 
-def by_nearest(table: Table, seed: int, ahead: int) -> Order:
+def by_nearest(table: Table, seed: int, _: int) -> Order:
     draw, todo, best = random.Random(seed), [one for one in table.costs if one != table.default], table.default
     draw.shuffle(todo)
     yield best
@@ -146,7 +150,7 @@ def by_nearest(table: Table, seed: int, ahead: int) -> Order:
         yield chosen
 
 
-def by_random(table: Table, seed: int, ahead: int) -> Order:
+def by_random(table: Table, seed: int, _: int) -> Order:
     todo = [one for one in table.costs if one != table.default]
     random.Random(seed).shuffle(todo)
     yield from [table.default, *todo]
@@ -195,7 +199,7 @@ def main() -> None:
         draw(curves, given.picture)
 
 
-def draw(curves: dict[str, dict[str, Sequence[float]]] | dict[str, dict[str, list[float]]], file: Path) -> None:
+def draw(curves: dict[str, dict[str, list[float]]], file: Path) -> None:
     """A panel for each table."""
     from matplotlib.figure import Figure
 

@@ -1,4 +1,4 @@
-"""Which candidate is measured next, of all back ends and workloads of a spec; which schedules are likely is each study's sampler's business.
+"""Which candidate is measured next, of all back ends and workloads of a spec; each study's sampler knows which schedules are likely.
 
 The workload with the fewest measurements is next, in this build or in earlier ones, and at it the back end with the fewest. Every other
 candidate is a launch that did well at another workload, which is compiled already, and whose layout is then known at all of them. A back
@@ -34,7 +34,6 @@ class Search:
         self.first: list[Candidate] = []
         """Candidates that come before all others and were not given yet."""
         self._pending: set[Candidate] = set()
-        self._turn = 0
 
     @property
     def left(self) -> int:
@@ -90,8 +89,7 @@ class Search:
             here = {key: study for key, study in open_now.items() if key[1] == work}
             if here:
                 key = min(here, key=lambda key: (self._behind(*key), self._given[key]))
-                self._turn += 1
-                schedule = self._transfer(*key) if self._turn % 2 else None
+                schedule = self._transfer(*key) if self._given[key] % 2 else None
                 if schedule is None:
                     schedule = here[key].propose()
                 else:
@@ -110,12 +108,11 @@ class Search:
     def _transfer(self, backend: str, work: AnyWorkload) -> Schedule | None:
         """The open launch that was best, or nearly, at another workload."""
         near: list[tuple[float, Schedule]] = []
-        for other in self._works:
-            if other != work:
-                limit = NEARLY * self._best(backend, other)
-                for record in self._studies[backend, other].records.values():
-                    if record.cost <= limit and self._studies[backend, work].is_open(schedule := record.candidate.schedule):
-                        near.append((record.cost / limit, schedule))
+        for other in (other for other in self._works if other != work):
+            best = self._best(backend, other)
+            records = self._studies[backend, other].records.values()
+            near += [(record.cost / best, record.candidate.schedule) for record in records if record.cost <= NEARLY * best]
+        near = [pair for pair in near if self._studies[backend, work].is_open(pair[1])]
         return min(near, key=lambda pair: pair[0])[1] if near else None
 
 

@@ -20,7 +20,7 @@ import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.samplers import BaseSampler, TPESampler
-from optuna.storages import BaseStorage, RDBStorage
+from optuna.storages import BaseStorage, RDBStorage, get_storage
 from optuna.trial import TrialState, create_trial
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
@@ -67,9 +67,10 @@ class Study:
 
         Raises HostError where it holds what is no measurement.
         """
-        self._sampler = sampler or TPESampler(seed=seed, multivariate=True, n_startup_trials=STARTERS, constant_liar=False)
-        self.study = optuna.create_study(storage=storage, study_name=name, sampler=self._sampler, load_if_exists=True)
-        self._storage, self._id, self._shared = storage, storage.get_study_id_from_name(name), shared
+        self._sampler = sampler or TPESampler(seed=seed, multivariate=True, constant_liar=False, n_startup_trials=STARTERS)
+        self._storage, self._name, self._shared = get_storage(storage), name, shared
+        optuna.create_study(storage=self._storage, study_name=name, load_if_exists=True)
+        self._id = self._storage.get_study_id_from_name(name)
         self._random = random.Random(seed)
         self._axes = {f"{p.part}.{p.name}": _Axis(p.values) for p in parameters}
         self._space = {name: axis.distribution for name, axis in self._axes.items() if axis.steps}
@@ -120,7 +121,8 @@ class Study:
 
     def propose(self) -> Schedule:
         """Claim the open schedule that is nearest to what the sampler draws. One must be open."""
-        drawn = self._sampler.sample_relative(self.study, create_trial(state=TrialState.RUNNING), self._space)
+        study = optuna.Study(self._name, self._storage, self._sampler)  # a study remembers the trials that a sampler has seen
+        drawn = self._sampler.sample_relative(study, create_trial(state=TrialState.RUNNING), self._space)
         rows = np.flatnonzero(self._open)
         if drawn:  # else the sampler has seen too few trials
             there = self._place({name: axis.value(drawn[name]) if name in drawn else axis.values[0] for name, axis in self._axes.items()})
@@ -173,7 +175,7 @@ class Study:
             record = Measurement.from_json(stored)
             self.records[record.candidate.schedule.id] = record
         except (ValueError, AssertionError) as error:
-            what = f"trial {number} of the study {self.study.study_name} holds no measurement ({error})"
+            what = f"trial {number} of the study {self._name} holds no measurement ({error})"
             raise HostError(f"{what}: delete the study or its file, and its measurements are taken anew") from error
         return record
 

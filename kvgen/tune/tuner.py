@@ -123,7 +123,9 @@ def tune(
             runner = runner or Runner(spec, target, cache.root / "tuning", devices)
             ends.callback(runner.close)
             opened = open_database(storage or "") if file is None else open_file(file)
-            search = Search({(c.backend.name, w): _study(opened, sources, c, w, runner, seed, storage) for c in found for w in spec.workloads})
+            search = Search(
+                {(c.backend.name, w): _study(opened, sources, c, w, runner, seed, storage) for c in found for w in spec.workloads}
+            )
             return replace(build.run(search, runner, shared=storage is not None), refusals=tuple(map(str, refusals)))
 
 
@@ -228,7 +230,7 @@ class _Build:
                 self._refill(search, pipeline)
                 if pipeline.inside and not (self.clock.search_over and must.isdisjoint(pipeline.inside)):
                     if (done := pipeline.next(self.clock.search_left or None)) is not None:
-                        self._take(search, *done)
+                        self._take(*done)
                 else:
                     break
             for record in pipeline.end():
@@ -258,7 +260,7 @@ class _Build:
             self.tell("compiling", str(candidate.schedule))
             pipeline.start(candidate)
 
-    def _take(self, search: Search, candidate: Candidate, outcome: Outcome) -> None:
+    def _take(self, candidate: Candidate, outcome: Outcome) -> None:
         """Use what came of a candidate, and store it, unless this machine failed: another time or machine may compile it."""
         if isinstance(outcome, (ToolchainMissing, CompilerCrash)):
             self.uncompiled.append(f"{candidate}: {outcome}")

@@ -13,7 +13,7 @@ from kvgen.lower.space import Parameter, SearchSpace
 from kvgen.measure.measurement import Candidate, Measurement
 from kvgen.spec import Workload
 from kvgen.tune import storage
-from kvgen.tune.storage import Studies, flatten, open_database, open_file, storage_errors, unflatten
+from kvgen.tune.storage import Study, flatten, open_database, open_file, storage_errors, unflatten
 
 SPACE = SearchSpace(
     "cpu",
@@ -24,7 +24,6 @@ SPACE = SearchSpace(
     ],
 )
 WORK = Workload(batch=1, kv_len=128)
-STUDY = "cpu", WORK.key
 
 
 def candidate(block: int = 64, threads: int = 2, kind: str = "a") -> Candidate:
@@ -35,8 +34,9 @@ def record(one: Candidate, us: float = 5.0, kind: Any = "ok") -> Measurement:
     return one.measured(kind, "why", samples=(us - 1, us, us + 1), read_us=1.0, accuracy={"relative_l2": 1e-4})
 
 
-def studies(opened: Path | BaseStorage, seed: int = 0) -> Studies:
-    return Studies(open_file(opened) if isinstance(opened, Path) else opened, {STUDY: "study"}, {"cpu": SPACE}, seed)
+def study(opened: Path | BaseStorage, seed: int = 0, shared: bool = False) -> Study:
+    opened = open_file(opened) if isinstance(opened, Path) else opened
+    return Study(opened, "study", list(SPACE.schedules()), SPACE.parameters, seed, shared=shared)
 
 
 @pytest.fixture
@@ -45,11 +45,12 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_records_survive_the_process_and_the_last_of_a_candidate_counts(file: Path):
-    first = studies(file)
+    first = study(file)
     kept = [record(candidate()), record(candidate(threads=4), kind="crash")]
     for item in [record(candidate(threads=4)), *kept]:
         first.finish(item)
-    assert {*map(str, studies(file).records.values())} == {*map(str, kept)}
+    assert {*map(str, study(file).records.values())} == {*map(str, kept)}
+    assert study(file).left == len(list(SPACE.schedules())) - 2
     assert unflatten("cpu", flatten(candidate().schedule)) == candidate().schedule
 
 
@@ -57,9 +58,9 @@ def test_records_survive_the_process_and_the_last_of_a_candidate_counts(file: Pa
 def test_a_record_that_does_not_parse_is_named(file: Path, monkeypatch: pytest.MonkeyPatch, held: object):
     with monkeypatch.context() as patch:
         patch.setattr(Measurement, "to_json", lambda _: held)
-        studies(file).finish(record(candidate()))
+        study(file).finish(record(candidate()))
     with pytest.raises(HostError, match=r"^trial 0 of the study study holds no measurement \(.*delete the study or its file"):
-        studies(file)
+        study(file)
 
 
 def test_a_file_that_cannot_be_opened_or_is_damaged_says_where_and_why(tmp_path: Path, file: Path):
@@ -74,19 +75,18 @@ def test_a_file_that_cannot_be_opened_or_is_damaged_says_where_and_why(tmp_path:
     assert "\n" not in str(told.value)
 
 
-def test_suggestions_stay_on_the_layout_and_learn_from_what_was_measured(file: Path):
-    found = studies(file)
+def test_proposals_learn_from_what_was_measured(file: Path):
+    found = study(file)
     for threads in (1, 2, 4):
         for kind in "ab":
             found.finish(record(candidate(32, threads, kind), float(threads), "ok" if kind == "a" else "wrong"))
-    guesses = [found.suggest(STUDY, Params(block=32)) for _ in range(12)]
-    assert {guess.layout for guess in guesses} == {Params(block=32)}
-    assert sum(guess.launch["kind"] == "a" for guess in guesses) > 6
+            found.finish(record(candidate(64, 4, kind), 4.0, "ok" if kind == "a" else "wrong"))
+    assert [found.propose().launch["kind"] for _ in range(2)] == ["a", "a"]
 
 
 def test_another_host_sees_what_is_measured(tmp_path: Path):
     url = f"sqlite:///{tmp_path / 'studies.db'}"
-    one, other = (studies(open_database(url), seed) for seed in (0, 1))
+    one, other = (study(open_database(url), seed, shared=True) for seed in (0, 1))
     one.finish(record(candidate()))
     assert other.read() == [record(candidate())]
     assert other.read() == []
@@ -125,12 +125,12 @@ def test_a_storage_that_fails_on_the_way_is_named(tmp_path: Path):
     (tmp_path / "studies.db").write_bytes(b"no database" * 1000)
     opened.engine.dispose()  # type: ignore[attr-defined]
     with pytest.raises(HostError, match="the storage failed, and what was measured until then is in it: "), storage_errors(None):
-        studies(opened)
+        study(opened)
 
 
 def test_a_file_with_a_damaged_page_is_named(tmp_path: Path):
     file = tmp_path / "s.db"
-    one = studies(file)
+    one = study(file)
     for threads in (1, 2, 4):
         one.finish(record(candidate(threads=threads)))
     content = bytearray(file.read_bytes())
@@ -138,4 +138,4 @@ def test_a_file_with_a_damaged_page_is_named(tmp_path: Path):
     damaged = tmp_path / "damaged.db"
     damaged.write_bytes(content)
     with pytest.raises(HostError, match=f"{damaged}.*without the file its measurements are taken anew"), storage_errors(damaged):
-        studies(damaged)
+        study(damaged)
