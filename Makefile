@@ -8,7 +8,7 @@
 #
 # Tests run on JOBS processes, the tests of a file on one, where they share what they compile. Files keep their order: by default
 # pytest-xdist would begin with the files of most tests, and end with those of few and long ones.
-# Everything runs in $(VENV), which is made on first use with all that kvgen can use: what it needs, the extras `build` and `pytest`,
+# Everything runs in $(VENV), which is made on first use with all that kvgen can use: what it needs, the extras,
 # and what development needs. SETUP= skips the making (a ready environment, VENV=/path).
 
 PYTHON ?= python3

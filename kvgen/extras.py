@@ -7,7 +7,8 @@ from importlib.util import find_spec
 from kvgen.errors import ToolchainMissing
 
 EXTRAS = {
-    "build": ("matplotlib", "optuna", "tilelang"),
+    "tilelang": ("tilelang",),
+    "report": ("matplotlib",),
     "checkpoints": ("safetensors",),
     "postgresql": ("psycopg",),
     "pytest": ("pytest",),

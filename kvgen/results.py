@@ -159,7 +159,7 @@ def render(found: Sequence[Found], cache: ArtifactCache | None = None) -> str:
     from kvgen import __version__
     from kvgen.extras import require
 
-    require("kvgen report", "optuna", "matplotlib")
+    require("kvgen report", "matplotlib")
     launches = entries(list(found))
     sections = []
     for entry in {one.key: one.entry for one in found if one.entry is not None}.values():

@@ -13,7 +13,6 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from kvgen.errors import SpecError, SpecIssue
-from kvgen.extras import require
 from kvgen.registry.select import select
 from kvgen.spec import AnySpec, KernelSpec, MatrixSpec, load_any_spec, load_spec
 from kvgen.spec.target import resolve
@@ -82,11 +81,10 @@ def build(
     searches what the hints of the search spaces exclude.
 
     Returns the result: the registered entry with its timings, and why it won. The next `get_kernel` sees the entry.
-    Raises SpecError, UnsupportedError, MeasureError where no schedule is right, ToolchainMissing where a compiler, a device or a
-    package of `kvgen[build]` is absent, KvgenError, TypeError or ValueError for wrong back ends, budgets or trials, and KeyboardInterrupt
+    Raises SpecError, UnsupportedError, MeasureError where no schedule is right, ToolchainMissing where a compiler or a
+    device is absent, KvgenError, TypeError or ValueError for wrong back ends, budgets or trials, and KeyboardInterrupt
     where there is nothing right to register yet.
     """
-    require("kvgen.build", "optuna")
     from kvgen.lower.backend import get_backend
     from kvgen.tune.budget import Budget, parse_duration
     from kvgen.tune.tuner import tune

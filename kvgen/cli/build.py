@@ -48,10 +48,6 @@ def build(
     as_json: Json = False,
 ) -> None:
     """Tune specs for this machine and register the winners. Ctrl-C registers the best so far; a later run continues from there."""
-    from kvgen.extras import require
-
-    require("kvgen build", "optuna")  # which the imports below need
-
     from kvgen._machine import visible_gpus
     from kvgen.spec.target import resolve
     from kvgen.tune.budget import Budget

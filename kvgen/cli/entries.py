@@ -38,7 +38,7 @@ def _summary(one: Found) -> dict[str, Any]:
         data["launches"] = entry.standings()
         data["timings"] = [{k: v for k, v in timing.to_json().items() if k != "samples"} for timing in entry.timings]
         data["timed_with_others"] = entry.timed_with_others
-        data["tuned"] = bool(entry.provenance.get("tuned", bool(entry.timings)))
+        data["tuned"] = entry.made == "tuned"
     return data
 
 
@@ -48,6 +48,7 @@ def _row(one: Found) -> tuple[str, ...]:
     mixed = len({launch.backend for _, launch in entry.tuned}) > 1
     won = [f"{row['workload']} {microseconds(row['us'])}{' ' + row['backend'] if mixed else ''}" for row in entry.standings() if row["us"]]
     times = (", ".join(won) or "untuned") + (" (of other sources)" if entry.timed_with_others else "")
+    times += " (disturbed)" if entry.disturbed else ""
     return one.key, one.store, entry.spec.name, f"{entry.backend} {entry.arch}", str(entry.device.get("name", "")), times
 
 
@@ -89,6 +90,8 @@ def _print_entry(entry: Entry, one: Found) -> None:
     print_line(f"{entry.backend} for {entry.arch}, {made}; layout {entry.layout} ({entry.layout_id})")
     typer.echo("")
     print_launches("", entry)
+    for work, much in entry.disturbed.items():
+        print_line(f"{work}: the samples differ by {much:.0%}: something disturbed them, so this is not tuned")
     if why := entry.provenance.get("why"):
         typer.echo("")
         print_line(f"decision: {why}")

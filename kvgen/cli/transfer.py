@@ -33,7 +33,7 @@ def report(
     """Write an HTML page about registered entries: times beside the read roofline, searches, failures."""
     from kvgen.extras import require
 
-    require("kvgen report", "optuna", "matplotlib")
+    require("kvgen report", "matplotlib")
     import json
 
     from kvgen import results

@@ -24,7 +24,7 @@ from kvgen.lower.schedule import Params, Schedule, layout_id, layout_of
 from kvgen.plaindata import Facts, Json
 from kvgen.spec import AnySpec, AnyWorkload, KernelSpec, Workload
 from kvgen.spec.dispatch import ALIKE, Call, Dispatch
-from kvgen.spec.workloads import Timing, mean_length
+from kvgen.spec.workloads import Timing, mean_length, spread
 from kvgen.toolchain.cache import Artifact, Resources
 from kvgen.toolchain.compilers import cpu_name, machine
 
@@ -184,8 +184,13 @@ class Entry(Json):
 
     @property
     def made(self) -> str:
-        """How it was made, in one word: tuned, or compiled where nothing was measured."""
-        return "tuned" if self.timings else "compiled"
+        """How it was made: tuned, compiled where nothing was measured, or measured under disturbances."""
+        return "measured under disturbances" if self.disturbed else "tuned" if self.timings else "compiled"
+
+    @property
+    def disturbed(self) -> dict[str, float]:
+        """Spreads of the samples, by the keys of workloads where they were disturbed."""
+        return {timing.workload.key: spread(timing.samples) for timing in self.timings if timing.disturbed}
 
     def schedule(self, launch: Launch) -> Schedule:
         """The whole schedule of one launch."""

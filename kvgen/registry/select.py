@@ -109,6 +109,7 @@ def select(
             chosen = candidate
             match = "exact" if candidate.distance == 0 else f"nearest workload, {candidate.distance:.1f} doublings away"
             why.append(f"{where}: taken: {match}")
+            why += [f"{key}: its samples differ by {much:.0%}: something disturbed them" for key, much in candidate.entry.disturbed.items()]
     if chosen is not None:
         cautions = (*_cautions(chosen.entry, device), *unread)
         return Selection(chosen.entry, "exact" if chosen.distance == 0 else "nearest", tuple(why), cautions)

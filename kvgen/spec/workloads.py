@@ -6,8 +6,9 @@ import math
 import random
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 
 from kvgen.plaindata import Json
 from kvgen.spec.model import EQUAL, MAX_BATCH, MAX_KV_LEN, MAX_Q_LEN, AnyWorkload, Lengths, LinearShape, MatrixShape, Workload
@@ -96,6 +97,17 @@ def nearest(tuned: Iterable[Coordinates], wanted: Coordinates) -> int:
     return distances.index(min(distances))
 
 
+MOST_SPREAD = 0.1
+"""Samples that differ by more were disturbed: by other load, or by clocks that fell."""
+
+
+def spread(samples: Sequence[float]) -> float:
+    """By how much samples differ: the range of their middle 80 %, over the median; of fewer than ten, of all."""
+    ordered = sorted(samples)
+    cut = len(ordered) // 10
+    return (ordered[-1 - cut] - ordered[cut]) / median(ordered) if ordered else 0.0
+
+
 @dataclass(frozen=True)
 class Timing(Json):
     """Time of one workload in microseconds per call."""
@@ -120,6 +132,11 @@ class Timing(Json):
     def __post_init__(self) -> None:
         fraction = self.read_us / self.us if self.read_us is not None and self.us > 0 else None
         object.__setattr__(self, "read_fraction", fraction)
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether the samples differ by more than MOST_SPREAD."""
+        return spread(self.samples) > MOST_SPREAD
 
     def check(self) -> None:
         """Raises ValueError for times that no measurement gives."""

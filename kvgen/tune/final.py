@@ -165,12 +165,12 @@ def make_entry(
         [compiled(spec.workloads[0], schedule) for schedule in more],
         device=dict(here(target)),
         toolchain=toolchain_of(launches[0][3]),
-        provenance={**provenance(), **facts, "tuned": True, "why": decision.why},
+        provenance={**provenance(), **facts, "why": decision.why},
         accuracy={key: dict(record.accuracy) for key, record in decision.launches.items()},
         timings=tuple(timings),
         quality=quality_of(spec),
     )
-    return replace(entry, provenance={**entry.provenance, "sources": entry.sources_id})
+    return replace(entry, provenance={**entry.provenance, "tuned": not entry.disturbed, "sources": entry.sources_id})
 
 
 def further(spec: AnySpec, target: Target, winners: Sequence[Schedule], first: Contender) -> list[Schedule]:

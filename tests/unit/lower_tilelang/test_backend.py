@@ -85,7 +85,7 @@ def test_a_tilelang_that_is_absent_or_too_old_is_named(own_cache: Path, monkeypa
     def absent(name: str) -> str:
         raise PackageNotFoundError(name)
 
-    none = "tilelang is not installed: pip install 'kvgen[build]'"
+    none = "tilelang is not installed: pip install 'kvgen[tilelang]'"
     old = "tilelang 0.1.12 is installed, and its programs need 0.1.15 or newer"
     for found, why in (
         ("0.1.12", old),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from time import sleep
@@ -222,6 +223,18 @@ def test_the_present_winner_stays_unless_clearly_beaten(place: Place):
     place.store.put(first.entry)
     assert place.tune(runner("faster", {32: 100.0, 64: 50.0, 128: 70.0})).entry.layout["block"] == 64
     assert len(place.store.all()) == 1
+
+
+def test_an_entry_whose_times_were_disturbed_says_so_and_is_not_called_tuned(place: Place):
+    class Disturbed(FakeRunner):
+        def final(self, entrants: Sequence[tuple[Candidate, Artifact]], seconds: float | None) -> list[Measurement]:
+            found = super().final(entrants, seconds)
+            return [replace(one, samples=(one.cost, 1.2 * one.cost, one.cost)) if one.key[1] == "2x512" else one for one in found]
+
+    assert (place.tune().entry.made, place.tune().entry.provenance["tuned"]) == ("tuned", True)
+    entry = place.tune(Disturbed(), fresh=True).entry
+    assert (entry.made, entry.provenance["tuned"]) == ("measured under disturbances", False)
+    assert entry.disturbed == {"2x512": pytest.approx(0.2)}
 
 
 def test_defaults_that_serve_other_calls_are_registered_if_they_are_right(place: Place):
