@@ -13,7 +13,7 @@ from kvgen.digest import digest, files_digest
 from kvgen.errors import KvgenError, UnsupportedError
 from kvgen.lower.schedule import Schedule
 from kvgen.lower.template import headers_digest, tokens_digest
-from kvgen.spec import AnySpec, AnyWorkload, KernelSpec, MatrixSpec
+from kvgen.spec import AnySpec, AnyWorkload, KernelSpec
 from kvgen.spec.dispatch import Tiling
 
 if TYPE_CHECKING:  # fetching a kernel searches nothing
@@ -26,6 +26,8 @@ FUNCTIONS = ("advance", "attend", "crop", "decode", "pack", "plan", "plan_size",
 """What a compiled module exports and the runtime calls; `docs/abi.md` lists their arguments."""
 MATRIX_FUNCTIONS = ("dequantize", "quantize", "scales")
 """Functions of a module of operations on a matrix."""
+LINEAR_FUNCTIONS = ("linear",)
+"""Functions of a module of a linear layer."""
 CPU_FLAGS = ("-fopenmp", "-Wno-psabi", "-fvisibility=hidden", "-fvisibility-inlines-hidden")
 """Compiler flags of C++ beyond the toolchain's own. Only the exported functions are visible, so no vector crosses a library border, and
 modules share no inline variable: the linker would merge those of all modules of a process.
@@ -116,18 +118,16 @@ class Lowering(Protocol[S]):
 class Backend:
     """The lowerings of one back end: each question goes to that of the spec's operation, see `Lowering`."""
 
-    def __init__(self, attention: Lowering[KernelSpec], matrix: Lowering[MatrixSpec] | None) -> None:
-        """`matrix` is None for a back end that has no operation on a matrix."""
-        self.name, self.targets = attention.name, attention.targets
-        self.attention, self.matrix = attention, matrix
+    def __init__(self, name: str, lowerings: Mapping[type, Lowering[Any]]) -> None:
+        """`lowerings` by the kinds of specs that the back end has kernels for, attention among them."""
+        self.name, self.lowerings = name, lowerings
+        self.targets = lowerings[KernelSpec].targets
 
     def missing(self) -> str | None:
-        return self.attention.missing()
+        return self.lowerings[KernelSpec].missing()
 
     def unsupported(self, spec: AnySpec, target: Target) -> str | None:
-        if isinstance(spec, MatrixSpec) and self.matrix is None:
-            return f"it has no kernels for the operation {spec.operation}"
-        return self._of(spec).unsupported(spec, target)
+        return self._absent(spec) or self._of(spec).unsupported(spec, target)
 
     def space(self, spec: AnySpec, target: Target) -> SearchSpace:
         return self._of(spec).space(spec, target)
@@ -144,12 +144,15 @@ class Backend:
     def tiling(self, spec: AnySpec, schedule: Schedule, target: Target) -> Tiling | None:
         return self._of(spec).tiling(spec, schedule, target)
 
+    def _absent(self, spec: AnySpec) -> str | None:
+        if isinstance(spec, KernelSpec) or type(spec) in self.lowerings:
+            return None
+        return f"it has no kernels for the operation {spec.operation}"
+
     def _of(self, spec: AnySpec) -> Lowering[Any]:
-        if not isinstance(spec, MatrixSpec):
-            return self.attention
-        if self.matrix is None:
-            raise UnsupportedError(self.name, f"it has no kernels for the operation {spec.operation}")
-        return self.matrix
+        if reason := self._absent(spec):
+            raise UnsupportedError(self.name, reason)
+        return self.lowerings[type(spec)]
 
 
 class Sources:
@@ -174,7 +177,7 @@ def get_backend(name: str) -> Backend:
     if name not in NAMES:
         raise KvgenError(f"there is no back end {name!r}: choose from {', '.join(NAMES)}")
     package = importlib.import_module(f"kvgen.lower.{name}")
-    return Backend(package.backend(), package.matrix)
+    return Backend(name, {KernelSpec: package.backend(), **package.operations})
 
 
 def backends_for(target: Target) -> list[Backend]:

@@ -296,5 +296,53 @@ _CPU_MATRIX = Rules(
     ),
 )
 
-RULES = {"cuda": _CUDA, "tilelang": _TILELANG, "cpu": _CPU, "cuda-matrix": _CUDA_MATRIX, "cpu-matrix": _CPU_MATRIX}
+_CUDA_LINEAR = Rules(
+    constraints=(
+        Rule("{rows} rows are fewer than the {m} of the workload", lambda p: p.rows >= p.m),
+        Rule("{warps_n} x {warps_k} warps are more than the 16 of a CTA", lambda p: p.warps_n * p.warps_k <= 16),
+        Rule(
+            "a CTA of {warps_n} warps of {tiles} tiles does not hold gate and up rows alike",
+            lambda p: not p.gated or p.tiles * p.warps_n > 1,
+        ),
+        Rule("sums across CTAs need clusters, and {target} has none", lambda p: p.split == 1 or p.clusters),
+        Rule(
+            "{split} CTAs of {warps_k} warps along k have fewer than one stage each of {all_stages}",
+            lambda p: p.split * p.warps_k <= p.all_stages,
+        ),
+        Rule("sums of {tiles} tiles and {rows} rows exceed the registers of a thread", lambda p: p.registers(p.rows, p.tiles) <= 255),
+        Rule(
+            "rings of {stages} stages for {warps_k} groups of warps exceed the shared memory of a CTA ({shared_per_cta} bytes)",
+            lambda p: p.shared_bytes(p.rows, p.tiles, p.warps_n, p.warps_k, p.stages) <= p.shared_per_cta,
+        ),
+        Rule(
+            "{ctas} CTAs of {warps_n} x {warps_k} warps exceed the threads of a multiprocessor",
+            lambda p: p.ctas * p.warps_n * p.warps_k <= 48,
+        ),
+    ),
+    hints=(
+        Rule("{rows} rows are twice as many as {m} need", lambda p: p.rows < 2 * p.m or p.rows == 8),
+        Rule(
+            "{ctas} CTAs of {warps_n} x {warps_k} warps leave a thread fewer registers than its sums need",
+            lambda p: p.ctas * p.warps_n * p.warps_k * 32 * p.registers(p.rows, p.tiles) <= 65536,
+        ),
+        Rule(
+            "shared memory holds fewer than {ctas} CTAs",
+            lambda p: p.ctas * (p.shared_bytes(p.rows, p.tiles, p.warps_n, p.warps_k, p.stages) + 1024) <= p.shared_per_sm,
+        ),
+        Rule(
+            "{tiles} tiles of {warps_n} warps and {split} CTAs along k leave half of {processors} multiprocessors idle",
+            lambda p: p.n * p.split * 2 >= 16 * p.tiles * p.warps_n * p.processors or p.tiles * p.warps_n <= 2,
+        ),
+        Rule("{warps_n} x {warps_k} warps do not hide the latency of their copies", lambda p: p.ctas * p.warps_n * p.warps_k >= 4),
+    ),
+)
+
+RULES = {
+    "cuda": _CUDA,
+    "tilelang": _TILELANG,
+    "cpu": _CPU,
+    "cuda-matrix": _CUDA_MATRIX,
+    "cpu-matrix": _CPU_MATRIX,
+    "cuda-linear": _CUDA_LINEAR,
+}
 """By the name of a file of `search_spaces`."""

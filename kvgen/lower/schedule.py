@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 from kvgen.digest import digest
 from kvgen.format.layout import Order, PackedLayout, packed_layout
 from kvgen.plaindata import Json
-from kvgen.spec import AnySpec, KernelSpec
+from kvgen.spec import AnySpec, KernelSpec, LinearSpec, MatrixSpec
 
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler
@@ -91,8 +91,11 @@ class Schedule(Json):
         return f"{self.backend}[{self.layout} | {self.launch}]"
 
 
-MATRIX_LAYOUT = digest(["row-major", "int8 codes", "float32 scales per channel"])
-"""Id of the layout of every operation on a matrix."""
+FIXED_LAYOUTS = {
+    MatrixSpec: digest(["row-major", "int8 codes", "float32 scales per channel"]),
+    LinearSpec: digest(["packed weights", 1]),
+}
+"""Ids of the layouts of operations whose schedules choose none. That of packed weights counts the versions of docs/linear.md."""
 
 
 def layout_of(spec: KernelSpec, part: Params) -> PackedLayout:
@@ -115,5 +118,5 @@ def layout_id(spec: AnySpec, part: Params) -> str:
     if isinstance(spec, KernelSpec):
         return layout_of(spec, part).id
     if part:
-        raise ValueError(f"a matrix has no layout parameters, and the layout part is {part}")
-    return MATRIX_LAYOUT
+        raise ValueError(f"the operation {spec.operation} has no layout parameters, and the layout part is {part}")
+    return FIXED_LAYOUTS[type(spec)]

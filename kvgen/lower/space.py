@@ -3,7 +3,7 @@
 A *constraint* excludes what cannot be lowered or run; `check` reports it. A *hint* excludes what did not pay where it was measured:
 schedules that satisfy all constraints and all hints are what a search tries, and any other schedule that the constraints allow can be
 built. Both read parameters, facts that a back end supplies about spec and target, and the workload (`batch`, `kv_len`, `q_len`; `tokens`,
-`channels` of a matrix). A rule is judged as soon as all that it reads is known, once per combination of it.
+`channels` of a matrix; `m` rows of a linear layer). A rule is judged as soon as all that it reads is known, once per combination of it.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class SearchSpace:
                 docs = values if isinstance(values, dict) else {}
                 scaled = tuple(values) if factor is None else tuple(value * factor for value in values)
                 parameters.append(Parameter(parameter, part, scaled, entry["doc"], docs))
-        return cls(name.removesuffix("-matrix"), parameters, rules.constraints, facts, workloads, rules.hints)
+        return cls(name.partition("-")[0], parameters, rules.constraints, facts, workloads, rules.hints)
 
     def without_hints(self) -> SearchSpace:
         """The space of all that can be built."""

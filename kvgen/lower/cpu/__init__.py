@@ -1,6 +1,10 @@
 """The CPU back end: C++17 for g++, vectors of 16 lanes, OpenMP threads."""
 
+from kvgen.lower import matrix
 from kvgen.lower.cpu.lowering import CpuBackend as backend  # noqa: N813
-from kvgen.lower.matrix import CPU as matrix  # noqa: N811
+from kvgen.spec import MatrixSpec
 
-__all__ = ["backend", "matrix"]
+__all__ = ["backend", "operations"]
+
+operations = {MatrixSpec: matrix.CPU}
+"""Lowerings of other operations than attention, by the kind of their specs."""

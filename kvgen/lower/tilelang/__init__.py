@@ -5,7 +5,7 @@ It loads without TileLang, and then says so in `missing`.
 
 from kvgen.lower.tilelang.backend import TileLangBackend as backend  # noqa: N813
 
-__all__ = ["backend", "matrix"]
+__all__ = ["backend", "operations"]
 
-matrix = None
-"""No operation on a matrix."""
+operations: dict[type, object] = {}
+"""No other operation than attention."""

@@ -1,0 +1,174 @@
+"""Lowering of linear layers over packed weights. There is nothing to choose about the packed bytes, so the layout part of a schedule is
+empty. A launch is compiled for a number of rows of x, its parameter `rows`, and takes calls with as many or fewer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from kvgen._resources import templates
+from kvgen.arch import GPUS, Target
+from kvgen.lower.backend import LINEAR_FUNCTIONS, Language, Lowering, Source
+from kvgen.lower.gpu import wrong_target
+from kvgen.lower.schedule import Params, Schedule
+from kvgen.lower.space import Fact, SearchSpace
+from kvgen.lower.template import reached_headers, render
+from kvgen.spec import AnyWorkload, LinearFormat, LinearShape, LinearSpec
+
+NO_LAYOUT = Params()
+MOST_DEFAULTS = 4
+
+Launches = Callable[[LinearSpec, Target, int], Params]
+"""The launch of the defaults for a spec, a target and a number of rows."""
+
+
+@dataclass(frozen=True)
+class LinearLowering(Lowering[LinearSpec]):
+    """The kernels of one back end: one template, which lies with its headers in the folder of its name."""
+
+    name: str
+    targets: tuple[Target, ...]
+    template: str
+    language: Language
+    elements: Mapping[str, str]
+    """Types of elements by the dtypes that the back end computes, as the template writes them."""
+    rows: Sequence[int]
+    """What the defaults are compiled for: as many as cover the spec's workloads."""
+    plain: Launches
+    facts: Callable[[LinearSpec, Target], Mapping[str, Fact]] = lambda spec, target: {}  # noqa: ARG005
+    """Of the search space, beside those of the spec."""
+    flags: tuple[str, ...] = ()
+
+    def unsupported(self, spec: LinearSpec, target: Target) -> str | None:
+        if reason := wrong_target(self.targets, target):
+            return reason
+        if spec.linear.dtype not in self.elements:
+            return f"linear.dtype is {spec.linear.dtype}, and its kernels multiply {' and '.join(self.elements)}"
+        return None
+
+    def space(self, spec: LinearSpec, target: Target) -> SearchSpace:
+        """`search_spaces/<name>-linear.yaml`. Raises UnsupportedError."""
+        self.require(spec, target)
+        linear = spec.linear
+        facts: dict[str, Fact] = {"target": target, "n": linear.n, "k": linear.k, "bits": linear.bits, "dtype": linear.dtype}
+        facts |= {"group": group_of(linear), "zero": linear.zero, "gated": linear.epilogue == "silu_mul"}
+        return SearchSpace.load(f"{self.name}-linear", {**facts, **self.facts(spec, target)}, spec.workloads)
+
+    def defaults(self, spec: LinearSpec, target: Target) -> tuple[Schedule, ...]:
+        """A launch for each number of rows that a workload needs. Raises UnsupportedError."""
+        self.require(spec, target)
+        needed = {self._rows(work.rows) for work in spec.workloads}
+        launches = dict.fromkeys(self.plain(spec, target, rows) for rows in sorted(needed, reverse=True)[:MOST_DEFAULTS])
+        return tuple(Schedule(self.name, NO_LAYOUT, launch) for launch in launches)
+
+    def default(self, spec: LinearSpec, target: Target, work: AnyWorkload | None = None) -> Schedule:
+        """Of the defaults, that of the fewest rows that cover a workload, the spec's first if none is given."""
+        m = work.rows if isinstance(work, LinearShape) else spec.workloads[0].rows
+        fitting = [one for one in self.defaults(spec, target) if rows_of(one.launch) >= m]
+        return min(fitting or self.defaults(spec, target), key=lambda one: rows_of(one.launch))
+
+    def tiling(self, spec: LinearSpec, schedule: Schedule, target: Target) -> None:
+        """None: a launch serves calls by their rows."""
+        del spec, schedule, target
+
+    def lower(self, spec: LinearSpec, schedule: Schedule, target: Target) -> Source:
+        """Source of one variant. Raises UnsupportedError where spec or schedule cannot be built."""
+        self.require_schedule(spec, schedule, target)
+        linear = spec.linear
+        names = {"n": linear.n, "k": linear.k, "bits": linear.bits, "group": group_of(linear), "zero": linear.zero, "bias": linear.bias}
+        text = render(
+            self.template,
+            format=f"{linear.n} x {linear.k}, {linear.bits} bits, {linear.dtype}",
+            element=self.elements[linear.dtype],
+            type="k" + linear.dtype.capitalize(),
+            epilogue=linear.epilogue,
+            overlap=target in GPUS and GPUS[target].dependent_launch,
+            launch=dict(schedule.launch),
+            **names,
+        )
+        include = tuple(templates() / part / "include" for part in (self.name, "common"))
+        return Source(text, self.language, target, include, self.flags, reached_headers(text, include), LINEAR_FUNCTIONS)
+
+    def _rows(self, m: int) -> int:
+        return min(rows for rows in self.rows if rows >= m)
+
+
+def rows_of(launch: Params) -> int:
+    """The most rows of a call that a launch takes."""
+    return launch.integer("rows")
+
+
+def group_of(linear: LinearFormat) -> int:
+    """Channels that share a scale; 0 for all of a row."""
+    return linear.group if isinstance(linear.group, int) else 0
+
+
+# --- CUDA ----------------------------------------------------------------------------------------------------------------
+
+
+def stage_channels(linear: LinearFormat) -> int:
+    """Channels of a stage of the CUDA kernels (`kStage` of linear/kernel.cuh)."""
+    return 128 if linear.k % 128 == 0 else 64
+
+
+def shared_bytes(linear: LinearFormat, rows: int, tiles: int, warps_n: int, warps_k: int, stages: int) -> int:
+    """Shared memory of a CTA (`kMemory` of linear/kernel.cuh): rings of weights and x, or the sums in their place."""
+    stage, group = stage_channels(linear), group_of(linear)
+    unit = group or 64
+    unit_bytes = 2 * unit * linear.bits + (16 * (2 + linear.zero) if group else 0)
+    slot = warps_n * tiles * (stage // unit) * unit_bytes + rows * (2 * stage + 16)
+    return max(warps_k * stages * slot, warps_k * rows * 4 * (16 * tiles * warps_n + 4))
+
+
+def registers(linear: LinearFormat, rows: int, tiles: int) -> int:
+    """About as many as a thread of the CUDA kernels needs: sums, fragments of x or of expanded weights, and the rest."""
+    columns, runs = rows // 8, (group_of(linear) or 64) // 64
+    fragments = columns * (8 * runs + 4) if columns <= 4 else 16 * tiles + 8
+    return 4 * tiles * columns + fragments + 48
+
+
+def _cuda_facts(spec: LinearSpec, target: Target) -> dict[str, Fact]:
+    gpu, linear = GPUS[target], spec.linear
+    return {
+        "clusters": gpu.clusters,
+        "processors": gpu.sms,
+        "in_flight": gpu.bytes_in_flight,
+        "shared_per_cta": gpu.shared_per_cta,
+        "shared_per_sm": gpu.shared_per_sm,
+        "all_stages": linear.k // stage_channels(linear),
+        "shared_bytes": lambda *launch: shared_bytes(linear, *launch),
+        "registers": lambda rows, tiles: registers(linear, rows, tiles),
+    }
+
+
+def _on_gpus(spec: LinearSpec, target: Target, rows: int) -> Params:
+    """Few rows: one tile of a warp, many warps along k. Many: more tiles and warps along n, which share x. As many CTAs along k as make
+    one for every multiprocessor.
+    """
+    linear, gpu = spec.linear, GPUS[target]
+    all_stages, tiles_of_n = linear.k // stage_channels(linear), linear.n // 16
+    tiles, warps_n, warps_k = (2, 1, 8) if rows <= 16 else (2, 2, 4) if rows <= 64 else (2, 4, 2)
+    warps_k = max(1, min(warps_k, 1 << (all_stages.bit_length() - 1)))
+    split = 1
+    while gpu.clusters and split < 8 and 2 * split * warps_k <= all_stages and -(-tiles_of_n // (tiles * warps_n)) * split < gpu.sms:
+        split *= 2
+    fitting = [stages for stages in (4, 3, 2) if shared_bytes(linear, rows, tiles, warps_n, warps_k, stages) <= gpu.shared_per_cta]
+    while not fitting:  # SM89 has less
+        warps_k //= 2
+        fitting = [stages for stages in (4, 3, 2) if shared_bytes(linear, rows, tiles, warps_n, warps_k, stages) <= gpu.shared_per_cta]
+    launch = {"tiles": tiles, "warps_n": warps_n, "warps_k": warps_k, "stages": fitting[0], "split": split, "ctas": 1}
+    return Params(launch, rows=rows)
+
+
+CUDA = LinearLowering(
+    "cuda",
+    tuple(GPUS),
+    "cuda/linear.cu.jinja",
+    "cuda",
+    {"float16": "Half", "bfloat16": "Bfloat"},
+    (8, 16, 32, 64, 128),
+    _on_gpus,
+    _cuda_facts,
+)
+"""Matrix instructions whose A operand are the expanded codes."""
