@@ -22,6 +22,7 @@ from kvgen.format.dtypes import DTYPES
 from kvgen.measure import read_roofline
 from kvgen.measure.inputs import NoRoom, WorkloadInputs
 from kvgen.measure.measurement import LEAST_ROUNDS, LOAD_SECONDS, TimingPolicy
+from kvgen.measure.perform import rounds_within
 from kvgen.measure.timer import Power, cold_bytes, metered, timer_for
 from kvgen.registry.entry import here
 from kvgen.spec import KernelSpec, Workload
@@ -64,17 +65,24 @@ def compare(
     *,
     policy: TimingPolicy,
     rounds: int = ROUNDS,
+    seconds: float | None = None,
     told: Callable[[str], None] = lambda _: None,
     kept: Callable[[Sequence[Record]], None] = lambda _: None,
+    watch: Callable[[str, float], None] = lambda *_: None,
 ) -> list[Record]:
     """A record of every provider at every workload, as docs/cli.md describes them.
 
     `length` gives the tokens that a workload stands for; `told` is called with the reason if a provider cannot run, once for each reason
-    and workload, and for each library that is not installed; `kept` is given all records so far after every workload.
+    and workload, and for each library that is not installed; `kept` is given all records so far after every workload; `watch` is told after
+    every round where the run is, and about how many seconds it still takes. With `seconds`, each workload has an equal part of the time
+    that is left, and at least LEAST_ROUNDS.
     """
     said: set[str] = set()
     records: list[Record] = []
-    for workload in workloads:
+    works, until = list(workloads), None if seconds is None else time.monotonic() + seconds
+    for place, workload in enumerate(works):
+        began, parts = time.monotonic(), len(works) - place
+        end = None if until is None else began + (until - began) / parts
         case = Case(spec, workload, target, length(workload))
         entrants: list[tuple[Provider, Entrant]] = []
         for provider in providers:
@@ -88,15 +96,35 @@ def compare(
                     said.add(reason)
                     told(reason)
         series = [Series(one.sample, partial(read_roofline.read_us, target, one.nbytes)) for _, one in entrants]
-        take_turns(series, target, policy.under(workload.load), rounds)
+
+        told_of = partial(_told_of, watch, workload.key, rounds, parts, until, began, time.monotonic())
+        take_turns(series, target, policy.under(workload.load), rounds, end, told_of)
         records += [_record(case, *entrant, one) for entrant, one in zip(entrants, series, strict=True)]
         kept(records)
     return records
 
 
-def take_turns(series: Sequence[Series], target: Target, policy: TimingPolicy, rounds: int) -> None:
-    """Time all series A B C A B C …; what is slow has fewer rounds, unless it is timed under load."""
-    for number in range(rounds):
+def _told_of(
+    watch: Callable[[str, float], None], key: str, rounds: int, parts: int, until: float | None, began: float, ready: float, number: int
+) -> None:
+    """Tell that a round is done of the first of `parts` workloads, which began then and was ready to be timed later."""
+    now = time.monotonic()
+    left = parts * (ready - began + (now - ready) / (number + 1) * rounds) - (now - began)
+    watch(f"{key}, round {number + 1} of {rounds}", left if until is None else min(left, max(0.0, until - now)))
+
+
+def take_turns(
+    series: Sequence[Series],
+    target: Target,
+    policy: TimingPolicy,
+    rounds: int,
+    end: float | None = None,
+    done: Callable[[int], None] = lambda _: None,
+) -> None:
+    """Time all series A B C A B C …, until the time `end`; what is slow has fewer rounds, unless it is timed under load. `done` is called
+    after every round.
+    """
+    for number in rounds_within(rounds, end):
         for one in series:
             if number >= LEAST_ROUNDS and one.spent > SLOW_SECONDS and not policy.sustained_seconds:
                 continue
@@ -109,6 +137,7 @@ def take_turns(series: Sequence[Series], target: Target, policy: TimingPolicy, r
             one.spent += time.monotonic() - started
             if number < READ_ROUNDS and one.read is not None:
                 one.reads.append(one.read(policy))
+        done(number)
 
 
 def _record(case: Case, provider: Provider, entrant: Entrant, one: Series) -> Record:

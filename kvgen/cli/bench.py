@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +11,7 @@ import typer
 
 from kvgen.cli.app import app
 from kvgen.cli.options import Arch, Json, Workloads, parse_seconds, parse_shape, require_writable, resolve_spec
-from kvgen.cli.output import microseconds, print_json, print_table
+from kvgen.cli.output import Ticker, microseconds, print_json, print_table
 from kvgen.errors import MeasureError
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from kvgen.spec import KernelSpec
 
 SUITE = "int8-kernels"
+OVER = 1.1
+"""A run that takes longer than so many times its budget says so."""
 NOTHING = "nothing was measured, for the reasons above"
 
 
@@ -36,11 +39,14 @@ def bench(
     sustained: Annotated[
         float, typer.Option("--sustained", metavar="TIME", parser=parse_seconds, help="Load before each round, and no pauses in it.")
     ] = 0.0,
+    budget: Annotated[
+        float | None, typer.Option("--budget", metavar="TIME", parser=parse_seconds, help="Bound of wall-clock time, by fewer rounds.")
+    ] = None,
     csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Also write the rows to a file, as they are measured.")] = None,
     as_json: Json = False,
 ) -> None:
     """Compare a spec's kernel with torch, FlashInfer and the read roofline, A B C A B C … in one run."""
-    for option, given in {"--against": against, "--alone": alone, "--decode": decode}.items():
+    for option, given in {"--against": against, "--alone": alone, "--decode": decode, "--budget": budget}.items():
         if suite is not None and given:
             raise typer.BadParameter("it goes with a SPEC, not with --suite", param_hint=option)
     if alone and against:
@@ -64,7 +70,7 @@ def bench(
         return
     spec = resolve_spec(spec_name, arch, workload)
     target = resolve(spec.arch)
-    rows = run(spec, target, [] if alone else _chosen(spec, target, against), policy, rounds, csv)
+    rows = run(spec, target, [] if alone else _chosen(spec, target, against), policy, rounds, csv, budget, quiet=as_json)
     if not rows:
         raise MeasureError(NOTHING)
     if as_json:
@@ -94,19 +100,34 @@ def _chosen(spec: KernelSpec, target: Target, names: list[str] | None) -> list[P
 
 
 def run(
-    spec: KernelSpec, target: Target, others: list[Provider], policy: TimingPolicy, rounds: int, csv: Path | None
+    spec: KernelSpec,
+    target: Target,
+    others: list[Provider],
+    policy: TimingPolicy,
+    rounds: int,
+    csv: Path | None,
+    seconds: float | None = None,
+    *,
+    quiet: bool = False,
 ) -> list[dict[str, Any]]:
     """Records of kvgen's kernel, as `get_kernel` returns it, and of the other providers, which are also written to a file."""
+    began = time.monotonic()
     from kvgen.api import get_kernel
     from kvgen.bench.run import Ours, compare, facts, frame, write_csv
     from kvgen.format.sizes import half_full
+    from kvgen.measure.measurement import LEAST_ROUNDS
 
     kernel = get_kernel(spec)
-    return compare(
-        spec, target, spec.workloads, [Ours(kernel), *others], lambda work: half_full(kernel.spec, kernel.layout, work.kv_len),
-        policy=policy, rounds=rounds, told=_tell,
-        kept=lambda records: write_csv(csv, frame(records, facts(target, policy))) if csv and records else None,
-    )  # fmt: skip
+    with Ticker(quiet=quiet) as ticker:
+        rows = compare(
+            spec, target, spec.workloads, [Ours(kernel), *others], lambda work: half_full(kernel.spec, kernel.layout, work.kv_len),
+            policy=policy, rounds=rounds, told=_tell, seconds=None if seconds is None else seconds - (time.monotonic() - began),
+            kept=lambda records: write_csv(csv, frame(records, facts(target, policy))) if csv and records else None,
+            watch=lambda note, left: ticker.set(lambda passed: f"{spec.name}: {note}, about {max(0.0, left - passed):.0f} s left"),
+        )  # fmt: skip
+    if seconds is not None and (took := time.monotonic() - began) > OVER * seconds:
+        _tell(f"it took {took:.0f} s of {seconds:.0f} s: {LEAST_ROUNDS} rounds of every provider at every workload need as long here")
+    return rows
 
 
 def _tell(*messages: str) -> None:

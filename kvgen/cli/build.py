@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import sys
-import time
 from collections.abc import Callable
-from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kvgen.cli.app import Exit, app
 from kvgen.cli.options import Arch, BackendNames, Json, Workloads, parse_seconds, resolve_any_spec, resolve_backends
-from kvgen.cli.output import microseconds, print_json, print_launches, print_table
+from kvgen.cli.output import Ticker, microseconds, print_json, print_launches, print_table
 
 if TYPE_CHECKING:
     from kvgen.tune.budget import Progress
@@ -23,8 +22,6 @@ DEFAULT_SECONDS = 600.0
 FAILURES_SHOWN = 8
 """Of each kind."""
 DETAIL_CHARS = 160
-LINE_SECONDS = 5.0
-"""Between lines of progress."""
 
 
 @app.command()
@@ -70,17 +67,18 @@ def build(
         raise typer.BadParameter(str(error)) from error
     backends, results = resolve_backends(backend), []
     for spec in chosen:
-        progress = progress_lines(spec.name, quiet=as_json)
         if compile_only:
-            report = compile_space(spec, backends=backends, workers=jobs, limit=limit, progress=progress)
+            with Ticker(quiet=as_json) as ticker:
+                report = compile_space(spec, backends=backends, workers=jobs, limit=limit, progress=shown(spec.name, ticker))
             results.append(report.to_json())
             if not as_json:
                 show_compiled(report)
             continue
-        result = tune(
-            spec, budget=bounds, backends=backends, seed=seed, storage=storage, progress=progress, fresh=fresh, all_schedules=every,
-            devices=None if gpus is None else list(gpus),
-        )  # fmt: skip
+        with Ticker(quiet=as_json) as ticker:
+            result = tune(
+                spec, budget=bounds, backends=backends, seed=seed, storage=storage, progress=shown(spec.name, ticker), fresh=fresh,
+                all_schedules=every, devices=None if gpus is None else list(gpus),
+            )  # fmt: skip
         results.append(result.to_json())
         if not as_json:
             show(result)
@@ -120,19 +118,14 @@ def show_compiled(report: CompileReport) -> None:
     typer.echo(f"registered {report.entry.key} ({report.entry.backend}, {state}) in {report.path}")
 
 
-def progress_lines(title: str, *, quiet: bool) -> Callable[[Progress], None]:
-    """Writes a line on stderr every few seconds."""
-    then = -LINE_SECONDS
+def shown(title: str, ticker: Ticker) -> Callable[[Progress], None]:
+    """Shows a build's progress."""
 
-    def tell(progress: Progress) -> None:
-        nonlocal then
-        now = time.monotonic()
-        if not quiet and now - then >= LINE_SECONDS:
-            then = now
-            with suppress(OSError):  # a build does not end because nobody can read how far it is
-                print(line(title, progress), file=sys.stderr, flush=True)
+    def later(progress: Progress, passed: float) -> str:
+        left = None if progress.left is None else max(0.0, progress.left - passed)
+        return line(title, replace(progress, elapsed=progress.elapsed + passed, left=left))
 
-    return tell
+    return lambda progress: ticker.set(partial(later, progress))
 
 
 def line(title: str, progress: Progress) -> str:

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -15,8 +20,51 @@ if TYPE_CHECKING:
     from kvgen.registry.entry import Entry
     from kvgen.spec import AnySpec, QuantSpec
 
+TICK_SECONDS, LINE_SECONDS = 1.0, 5.0
 WORD = 16
 """Characters of the longest words that tables do not cut: those of a key."""
+
+
+class Ticker:
+    """Shows on stderr where a run is, with a clock that runs: in a line of a terminal every second, elsewhere a line every few seconds."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self._terminal = sys.stderr.isatty()
+        self._said: tuple[Callable[[float], str], float] | None = None
+        self._ended = threading.Event()
+        self._thread = None if quiet else threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Ticker:
+        if self._thread:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        if self._thread:
+            self._thread.join()
+
+    def set(self, text: Callable[[float], str]) -> None:
+        """Show this; `text` is given the seconds that have passed since."""
+        self._said = text, time.monotonic()
+
+    def _run(self) -> None:
+        while not self._ended.wait(TICK_SECONDS if self._terminal or not self._said else LINE_SECONDS):
+            self._show()
+        if self._terminal and self._said:
+            self._write("\n")
+
+    def _show(self) -> None:
+        if self._said:
+            text = printable(self._said[0](time.monotonic() - self._said[1]))
+            width = shutil.get_terminal_size().columns
+            self._write(f"\r{text[: width - 1]}\x1b[K" if self._terminal else f"{text}\n")
+
+    @staticmethod
+    def _write(text: str) -> None:
+        with suppress(OSError):  # a run does not end because nobody can read how far it is
+            sys.stderr.write(text)
+            sys.stderr.flush()
 
 
 def print_json(value: Any) -> None:

@@ -44,8 +44,10 @@ class Decision:
     why: str
 
 
-def finalists(records: Iterable[Measurement], workloads: Sequence[AnyWorkload], keep: Iterable[Candidate]) -> list[Candidate]:
-    """Candidates to measure again side by side: `keep`; per workload the best launches of the best layout and the best launch of the
+def finalists(
+    records: Iterable[Measurement], workloads: Sequence[AnyWorkload], keep: Iterable[Candidate], launches: int = LAUNCHES
+) -> list[Candidate]:
+    """Candidates to measure again side by side: `keep`; per workload the best `launches` of the best layout and the best launch of the
     next best layouts; and of each of these layouts the best launch of every back end.
     """
     best: dict[Params, dict[str, list[Measurement]]] = {}
@@ -60,7 +62,7 @@ def finalists(records: Iterable[Measurement], workloads: Sequence[AnyWorkload], 
     for place, layout in enumerate(sorted(best, key=score)[: 1 + RIVALS]):
         for found in best[layout].values():
             here = [record.candidate for record in found]
-            candidates |= dict.fromkeys(here[: LAUNCHES if place == 0 else 1])
+            candidates |= dict.fromkeys(here[: launches if place == 0 else 1])
             candidates |= dict.fromkeys({candidate.backend: candidate for candidate in reversed(here)}.values())
     return list(candidates)
 

@@ -35,6 +35,8 @@ CUDA_SEARCH = TimingPolicy(seconds=0.05, warmup_seconds=0.02)
 FINAL = TimingPolicy(seconds=0.05, warmup_seconds=0.01, samples=15, read=True)
 ROUNDS = 15
 """Rounds of the final, where there is time."""
+ROUND_SECONDS = 0.15
+"""About what a finalist takes at one workload in a round, with its share of the reads and rests."""
 CLEAR = 0.01
 """Relative gain that counts as faster: samples of one round are paired, so 1 % is distinguishable from noise."""
 TIMEOUT_S = 60.0

@@ -128,7 +128,7 @@ class Study:
             there = self._place({name: axis.value(drawn[name]) if name in drawn else axis.values[0] for name, axis in self._axes.items()})
             far = sum(axis.far(self._places[rows, n] - there[n]) for n, axis in enumerate(self._axes.values()))
             rows = rows[far <= np.min(far) + 1e-9]
-        schedule = self._schedules[self._random.choice(rows)]
+        schedule: Schedule = self._schedules[self._random.choice(rows)]
         self.claim(schedule)
         return schedule
 
@@ -204,7 +204,8 @@ class _Axis:
 
     def value(self, drawn: Any) -> Value:
         """Inverse of `drawn`."""
-        return self.values[drawn] if self._ordinal else drawn
+        value: Value = self.values[drawn] if self._ordinal else drawn
+        return value
 
     def far(self, steps: Any) -> Any:
         """Distances, from 0 to 1, of an array of steps."""

@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import InitVar, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from filelock import FileLock
@@ -18,7 +19,7 @@ from kvgen.arch import Target
 from kvgen.errors import CompileError, CompilerCrash, KvgenError, MeasureError, ToolchainMissing, UnsupportedError, host_errors
 from kvgen.lower.backend import Backend, Sources
 from kvgen.lower.schedule import Schedule
-from kvgen.measure.measurement import Candidate, Job, Key, Measurement
+from kvgen.measure.measurement import LEAST_ROUNDS, Candidate, Job, Key, Measurement
 from kvgen.registry import stores, user_store
 from kvgen.registry.entry import Entry, entry_key, here
 from kvgen.registry.store import Store
@@ -27,10 +28,13 @@ from kvgen.spec.target import resolve
 from kvgen.toolchain import ArtifactCache
 from kvgen.tune.budget import Best, Budget, Clock, Phase, Progress, Watch
 from kvgen.tune.candidates import Contender, contenders, present_launches, require_toolchain, study_name
-from kvgen.tune.final import decide, finalists, further, make_entry
-from kvgen.tune.measuring import CompileQueue, Outcome, Pipeline, Runner
+from kvgen.tune.final import LAUNCHES, decide, finalists, further, make_entry
+from kvgen.tune.measuring import ROUND_SECONDS, CompileQueue, Outcome, Pipeline, Runner
 from kvgen.tune.search import Search
 from kvgen.tune.storage import Study, open_database, open_file, storage_errors
+
+OVER = 1.1
+"""A build that takes longer than so many times its budget says what it needs."""
 
 
 @dataclass(frozen=True)
@@ -187,6 +191,8 @@ class _Build:
         self.uncompiled: list[str] = []
         self.notes: list[str] = []
         """What the build left out."""
+        self.kept_at = self.final_at = 0.0
+        """Seconds after which the defaults and the present winner were measured, and the search had ended."""
         self.known = 0
         self.planned: int | None = None
 
@@ -212,6 +218,7 @@ class _Build:
         ):
             try:
                 self._search(search, queue)
+                self.final_at = self.clock.elapsed
                 last = self._final(second)
             except KeyboardInterrupt:
                 interrupted = True
@@ -276,6 +283,8 @@ class _Build:
         """Store a record, also in the place of an earlier one."""
         self.clock.used += used
         self.search.finish(record)
+        if record.candidate in self.keep:
+            self.kept_at = self.clock.elapsed
         if not record.ok:
             self.failures[record.kind] += 1
         self.tell("measuring", str(record.candidate.schedule))
@@ -291,7 +300,7 @@ class _Build:
         while True:
             records = self._trusted()
             right = {record.candidate.key for record in records if record.timed}
-            candidates = finalists(records, self.spec.workloads, [candidate for candidate in self.keep if candidate.key in right])
+            candidates = self._affordable(records, [candidate for candidate in self.keep if candidate.key in right])
             for candidate in candidates:
                 queue.start(candidate.schedule)
             entrants, left_out = [], {}
@@ -310,6 +319,18 @@ class _Build:
                     passed = {one: self.runner.passed[artifact.sha256, one.workload.key] for one, artifact in entrants}
                     return [replace(record, accuracy=passed[record.candidate]) for record in timed]
             self._finished(failed, used=0)
+
+    def _affordable(self, records: list[Measurement], keep: list[Candidate]) -> list[Candidate]:
+        """The finalists; fewer launches of the best layout where there is no time to verify them and to time them in a few rounds."""
+        each = median([record.seconds for record in records if record.seconds] or [0.0])
+        modules = {record.key: record.module for record in records}
+        for launches in range(LAUNCHES, 0, -1):
+            candidates = finalists(records, self.spec.workloads, keep, launches)
+            new = sum((modules[one.key], one.workload.key) not in self.runner.passed for one in candidates)
+            need = new * each + len(candidates) * LEAST_ROUNDS * ROUND_SECONDS
+            if self.clock.left is None or need <= self.clock.left:
+                break
+        return candidates
 
     def _decide(self, last: list[Measurement], queue: CompileQueue, *, interrupted: bool) -> TuningResult:
         """The decision and the entry; without a final by the search's measurements of modules that this build has verified."""
@@ -339,6 +360,10 @@ class _Build:
         facts |= {"points": len(self.records), "failed": failed}
         made = make_entry(self.sources, decision, more, queue.artifact, judged, self.defaults, facts)
         entry, path = self._register(made, queue)
+        budget, took = self.clock.budget.seconds, self.clock.elapsed
+        if budget is not None and took > OVER * budget and not interrupted:
+            need = took - (self.final_at - self.kept_at)
+            self.notes.append(f"it took {took:.0f} s of {budget:.0f} s: the defaults and the final alone need about {need:.0f} s here")
         self.tell("done", decision.why)
         return TuningResult(
             self.spec, self.target, entry, path, decision.why, tuple(self.records.values()), tuple(last), self.clock.used, self.known,

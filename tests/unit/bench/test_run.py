@@ -93,3 +93,22 @@ def test_an_interrupt_leaves_the_rows_of_the_workloads_before(told: list[str], t
     assert list(table.columns[:8]) == ["provider", "backend", "spec", "batch", "kv_len", "q_len", "lengths", "us"]
     with pytest.raises(HostError, match="cannot write"):
         write_csv(tmp_path / "rows.csv" / "x.csv", table)
+
+
+@pytest.mark.parametrize(("seconds", "rounds", "left"), [(None, 8, 23.0), (12.0, 4, 11.0), (3.0, 3, 2.0)])
+def test_a_budget_takes_rounds_and_every_round_tells_how_long_it_still_takes(
+    told: list[str], monkeypatch: pytest.MonkeyPatch, seconds: float | None, rounds: int, left: float
+) -> None:
+    """A round takes a second, at three workloads."""
+    now, seen = [100.0], list[tuple[str, float]]()
+
+    class Slow(Fixed):
+        def _sample(self, policy: TimingPolicy) -> tuple[float, ...]:
+            now[0] += 1.0
+            return super()._sample(policy)
+
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    monkeypatch.setattr(run, "SLOW_SECONDS", 99.0)
+    records = compared(told, Slow(), works=WORKS, rounds=8, seconds=seconds, watch=lambda *one: seen.append(one))
+    assert records[0]["rounds"] == rounds
+    assert seen[0] == ("1x100, round 1 of 8", left)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import pytest
 
+from kvgen.cli import output
+from kvgen.cli.build import shown
 from kvgen.errors import HostError
 from kvgen.spec import KernelSpec
+from kvgen.tune.budget import Progress
 
 
 @pytest.mark.parametrize(("words", "built"), [((), "tuner.tune"), (("--compile-only",), "compile_only.compile_space")])
@@ -55,3 +60,23 @@ def test_places_that_cannot_be_written_are_named_before_anything_is_measured(kvg
                 assert f"{tmp_path}/file/x" in answer.err
                 assert answer.err.rstrip().endswith("Not a directory")
                 assert "measur" not in answer.err
+
+
+def test_progress_has_a_clock_that_runs(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while nothing happens; with --json there is none."""
+    monkeypatch.setattr(output, "TICK_SECONDS", 0.01)
+    monkeypatch.setattr(output, "LINE_SECONDS", 0.01)
+    for quiet in (True, False):
+        with output.Ticker(quiet=quiet) as ticker:
+            shown("tiny", ticker)(Progress("compiling", "", 3, 10, 0, Counter(), {}, 40.0, 20.0))
+            sleep(0.2)
+        lines = capsys.readouterr().err.splitlines()
+        assert not (quiet and lines)
+    assert lines[0] == "tiny: compiling, 3 of 10 measured, 40 s, 20 s left"
+    assert len(lines) > 3
+    assert "41 s, 19 s left" in line_after(1.0, ticker)
+
+
+def line_after(seconds: float, ticker: output.Ticker) -> str:
+    assert ticker._said is not None
+    return ticker._said[0](seconds)

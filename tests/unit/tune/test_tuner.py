@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -223,6 +224,22 @@ def test_the_present_winner_stays_unless_clearly_beaten(place: Place):
     place.store.put(first.entry)
     assert place.tune(runner("faster", {32: 100.0, 64: 50.0, 128: 70.0})).entry.layout["block"] == 64
     assert len(place.store.all()) == 1
+
+
+def test_a_short_budget_has_fewer_finalists_and_says_what_a_build_needs(place: Place, monkeypatch: pytest.MonkeyPatch):
+    class Slow(FakeRunner):
+        def measure(self, candidate: Candidate, artifact: Artifact, device: int) -> Measurement:
+            sleep(0.05)
+            return super().measure(candidate, artifact, device)
+
+    whole = FakeRunner()
+    assert not place.tune(whole).notes
+    monkeypatch.setattr("kvgen.tune.tuner.ROUND_SECONDS", 1.0)
+    short = FakeRunner()
+    place.tune(short, budget=Budget(seconds=24.0))
+    assert 3 * len(short.finals[0]) <= 24 < 3 * len(whole.finals[0])
+    (note,) = place.tune(Slow(policy={"runner": "slow"}), budget=Budget(seconds=0.01)).notes
+    assert re.fullmatch(r"it took \d+ s of 0 s: the defaults and the final alone need about \d+ s here", note)
 
 
 def test_an_entry_whose_times_were_disturbed_says_so_and_is_not_called_tuned(place: Place):
