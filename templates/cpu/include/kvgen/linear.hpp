@@ -1,0 +1,237 @@
+// y = epilogue(x W^T) of a packed weight: the exported function of a CPU module.
+#pragma once
+
+#include <cstdlib>
+#include <new>
+
+#include "kvgen/linear/arguments.hpp"
+#include "kvgen/linear/products.hpp"
+#include "kvgen/threads.hpp"
+
+namespace kvgen::linear {
+
+// Memory of the calling thread that its next call takes again.
+class Scratch {
+ public:
+  ~Scratch() { std::free(data_); }
+
+  char* of(int64_t bytes) {
+    if (bytes > size_) {
+      std::free(data_);
+      size_ = (bytes + 4095) / 4096 * 4096;
+      data_ = static_cast<char*>(std::aligned_alloc(64, size_));
+      if (!data_) throw std::bad_alloc();
+    }
+    return data_;
+  }
+
+ private:
+  char* data_ = nullptr;
+  int64_t size_ = 0;
+};
+
+template <class C>
+class Module {
+  using L = Layout<C>;
+  using Element = typename C::Element;
+  static constexpr bool bytes = C::dot == Dot::int16 && kVnni;
+  using Numbers = std::conditional_t<bytes, Bytes<C>, Floats<C>>;
+
+  static constexpr int kHeight = 4;            // most rows whose sums lie in registers
+  static constexpr int64_t kAlone = 1 << 14;   // elements of x that the calling thread prepares without the others
+  static constexpr int64_t kShare = 16 << 10;  // bytes of the weight that are worth a thread
+  static constexpr bool pairs = C::epilogue == Epilogue::silu_mul;  // a tile of gate rows and one of up rows
+
+ public:
+  static inline Threads threads;
+  using Call = Arguments<C>;
+
+  static void linear(const Call& a) {
+    if (a.rows == 0) return;
+    const bool tiles = takes_tiles(a.rows);
+    const int most = tiles ? 16 : kHeight, blocks = (a.rows + most - 1) / most, height = (a.rows + blocks - 1) / blocks;
+    const X x(a, blocks, height);
+    const int64_t items = int64_t{blocks} * height * L::units;
+    const bool alone = int64_t{a.rows} * C::k <= kAlone;
+    if (alone) x.prepare(0, items);
+    constexpr int step = pairs ? 2 : 1, steps = L::tiles / step;
+    const int team = static_cast<int>(std::max<int64_t>(1, std::min<int64_t>({threads.count(), steps, L::bytes / kShare})));
+#pragma omp parallel num_threads(team)
+    {
+      const int64_t count = omp_get_num_threads(), rank = omp_get_thread_num();
+      if (!alone) {
+        x.prepare(items * rank / count, items * (rank + 1) / count);
+#pragma omp barrier
+      }
+      const int first = static_cast<int>(steps * rank / count) * step, last = static_cast<int>(steps * (rank + 1) / count) * step;
+      if (tiles)
+        run_tiles(a, x, first, last);
+      else
+        run_heights(a, x, first, last, std::integral_constant<int, kHeight>{});
+    }
+  }
+
+ private:
+  // The rows of x for the products, in blocks of `height` rows.
+  class X {
+   public:
+    X(const Call& a, int blocks, int height) : blocks(blocks), height(height), a_(a) {
+      static thread_local Scratch scratch;
+      numbers_ = Numbers::run_bytes(height) * L::units * L::runs;
+      data_ = scratch.of(blocks * (numbers_ + note_bytes()));
+    }
+
+    Rows operator[](int block) const { return {numbers(block), notes(block), height}; }
+
+    // Items are the units of all rows.
+    void prepare(int64_t first, int64_t last) const {
+      while (first < last) {
+        const int row = static_cast<int>(first / L::units), unit = static_cast<int>(first % L::units);
+        const int end = static_cast<int>(std::min<int64_t>(L::units, unit + last - first));
+        const Element* from = row < a_.rows ? a_.x.template as<Element>() + row * a_.x.stride[0] : nullptr;
+        Numbers::put(from, height, row % height, unit, end, numbers(row / height), notes(row / height));
+        first += end - unit;
+      }
+    }
+
+    const int blocks, height;
+
+   private:
+    int64_t note_bytes() const { return (int64_t{L::units} * height * Numbers::notes * 4 + 63) / 64 * 64; }
+    char* numbers(int block) const { return data_ + block * (numbers_ + note_bytes()); }
+    float* notes(int block) const { return reinterpret_cast<float*>(numbers(block) + numbers_); }
+
+    const Call& a_;
+    int64_t numbers_;
+    char* data_;
+  };
+
+  static bool takes_tiles([[maybe_unused]] int rows) {
+#if defined(__AMX_INT8__) && defined(__AVX512VNNI__)
+    if (bytes && rows >= C::amx_rows) return amx_allowed();
+#endif
+    return false;
+  }
+
+  // Tiles that M rows share: their sums leave registers to codes and weights.
+  static constexpr int shared_tiles(int rows) {
+    constexpr int vectors = kRegisterBytes == 64 ? 32 : 16, each = kRegisterBytes < 64 ? 64 / kRegisterBytes : 1;
+    int tiles = C::tiles;
+    while (tiles > (pairs ? 2 : 1) && tiles * rows * each * (bytes ? 2 : 1) > vectors / 2) tiles /= 2;
+    return tiles;
+  }
+
+  // Calls f(integral_constant<T>, tile) for steps of T tiles, fewer at the ends of blocks.
+  template <int T, class F>
+  KVGEN_INLINE static void for_tiles(int first, int last, F f) {
+    while (first < last) {
+      const int end = std::min(last, first / kBlockTiles * kBlockTiles + kBlockTiles);
+      first = steps_of<T>(first, end, f);
+    }
+  }
+  template <int T, class F>
+  KVGEN_INLINE static int steps_of(int first, int end, F f) {
+    for (; first + T <= end; first += T) f(std::integral_constant<int, T>{}, first);
+    if constexpr (T > (pairs ? 2 : 1)) return steps_of<T / 2>(first, end, f);
+    return first;
+  }
+
+  template <int M>
+  static void run_heights(const Call& a, const X& x, int first, int last, std::integral_constant<int, M>) {
+    if constexpr (M > 1)
+      if (x.height < M) return run_heights(a, x, first, last, std::integral_constant<int, M - 1>{});
+    for_tiles<shared_tiles(M)>(first, last, [&](auto width, int tile) {
+      for (int block = 0; block < x.blocks; ++block) run<M, width.value>(a, x[block], tile, block * M);
+    });
+  }
+
+  template <int M, int T>
+  static __attribute__((noinline)) void run(const Call& a, const Rows& x, int tile, int row) {
+    const Stream<C> weight(a.packed.template as<uint8_t>(), tile);
+    F32 total[M][T] = {};
+#ifdef __AVX512VNNI__
+    if constexpr (bytes)
+      multiply_bytes<C, M, T>(weight, x, total);
+    else
+#endif
+      multiply_floats<C, M, T>(weight, x, total);
+#pragma GCC unroll 8
+    for (int m = 0; m < M; ++m)
+      if (row + m < a.rows) finish<T>(a, weight, total[m], tile, row + m);
+  }
+
+  static void run_tiles(const Call& a, const X& x, int first, int last) {
+#if defined(__AMX_INT8__) && defined(__AVX512VNNI__)
+    if constexpr (bytes) {
+      const AmxTiles amx(x.height);
+      for_tiles<C::tiles>(first, last, [&](auto width, int tile) {
+        constexpr int T = width.value;
+        for (int block = 0; block < x.blocks; ++block) {
+          const Stream<C> weight(a.packed.template as<uint8_t>(), tile);
+          F32 total[kAmxRows][T] = {};
+          multiply_tiles<C, T>(weight, x[block], total);
+          for (int m = 0; m < x.height && block * x.height + m < a.rows; ++m) finish<T>(a, weight, total[m], tile, block * x.height + m);
+        }
+      });
+    }
+#endif
+  }
+
+  // Scales of whole rows, bias, epilogue, output.
+  template <int T>
+  KVGEN_INLINE static void finish(const Call& a, const Stream<C>& weight, F32 (&y)[T], int tile, int row) {
+#pragma GCC unroll 8
+    for (int t = 0; t < T; ++t) {
+      if (L::row) y[t] *= weight.scale(t);
+      if (C::bias) y[t] += load_floats<Element>(a.bias.template as<Element>() + first_row(tile + t));
+    }
+    if constexpr (pairs) {
+#pragma GCC unroll 8
+      for (int t = 0; t < T; t += 2) put(a, row, first_row(tile + t), silu(y[t]) * y[t + 1]);
+    } else {
+#pragma GCC unroll 8
+      for (int t = 0; t < T; ++t) put(a, row, first_row(tile + t), y[t]);
+    }
+  }
+
+  // The weight's row of a tile's first lane.
+  static int first_row(int tile) { return kLanes * (pairs ? tile / 2 + tile % 2 * (L::tiles / 2) : tile); }
+
+  KVGEN_INLINE static void put(const Call& a, int row, int column, F32 y) {
+    if constexpr (C::epilogue == Epilogue::add)
+      y += load_floats<Element>(a.residual.template as<Element>() + row * a.residual.stride[0] + column);
+    store_floats<Element>(a.out.template as<Element>() + row * a.out.stride[0] + column, y);
+  }
+
+  KVGEN_INLINE static F32 silu(F32 x) {
+    const F32 power = x * -1.4426950f;
+    return x / (1.0f + exp2(select(power < 127.0f, power, splat<F32>(127.0f))));
+  }
+};
+
+// Raises where out overlaps with what a call reads: threads write a part while others read. Epilogue add may write over its residual.
+template <class C>
+void check_apart(const Arguments<C>& a) {
+  constexpr int64_t item = sizeof(typename C::Element);
+  ffi::check_apart(a.function, "out", a.out, item, "x", a.x, item);
+  ffi::check_apart(a.function, "out", a.out, item, "packed", a.packed, 1);
+  ffi::check_apart(a.function, "out", a.out, item, "bias", a.bias, item);
+  const bool same = a.residual.data == a.out.data && (a.rows < 2 || a.residual.stride[0] == a.out.stride[0]);
+  if (!same) ffi::check_apart(a.function, "out", a.out, item, "residual", a.residual, item);
+}
+
+template <class C>
+int call(const TVMFFIAny* args, int32_t count, TVMFFIAny* result) {
+  return ffi::guard(result, [&](TVMFFIAny&) {
+    const Arguments<C> a(args, count, kDLCPU, Layout<C>::bytes, 1);
+    check_apart(a);
+    Module<C>::linear(a);
+    return false;
+  });
+}
+
+}  // namespace kvgen::linear
+
+#define KVGEN_CPU_LINEAR(Config)                                                          \
+  KVGEN_EXPORT(linear) { return kvgen::linear::call<Config>(args, count, result); } \
+  KVGEN_EXPORT(set_threads) { return kvgen::linear::Module<Config>::threads.set(args, count, result); }
