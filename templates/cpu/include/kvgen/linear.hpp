@@ -37,7 +37,7 @@ class Module {
   static constexpr bool bytes = C::dot == Dot::int16 && kVnni;
   using Numbers = std::conditional_t<bytes, Bytes<C>, Floats<C>>;
 
-  static constexpr int kHeight = 4;            // most rows whose sums lie in registers
+  static constexpr int kHeight = bytes ? 3 : 4;  // most rows whose sums lie in registers
   static constexpr int64_t kAlone = 1 << 14;   // elements of x that the calling thread prepares without the others
   static constexpr int64_t kShare = 16 << 10;  // bytes of the weight that are worth a thread
   static constexpr bool pairs = C::epilogue == Epilogue::silu_mul;  // a tile of gate rows and one of up rows
@@ -48,8 +48,8 @@ class Module {
 
   static void linear(const Call& a) {
     if (a.rows == 0) return;
-    const bool tiles = takes_tiles(a.rows);
-    const int most = tiles ? 16 : kHeight, blocks = (a.rows + most - 1) / most, height = (a.rows + blocks - 1) / blocks;
+    const bool amx = takes_amx(a.rows);
+    const int most = amx ? 16 : kHeight, blocks = (a.rows + most - 1) / most, height = (a.rows + blocks - 1) / blocks;
     const X x(a, blocks, height);
     const int64_t items = int64_t{blocks} * height * L::units;
     const bool alone = int64_t{a.rows} * C::k <= kAlone;
@@ -64,24 +64,24 @@ class Module {
 #pragma omp barrier
       }
       const int first = static_cast<int>(steps * rank / count) * step, last = static_cast<int>(steps * (rank + 1) / count) * step;
-      if (tiles)
-        run_tiles(a, x, first, last);
+      if (amx)
+        run_amx(a, x, first, last);
       else
         run_heights(a, x, first, last, std::integral_constant<int, kHeight>{});
     }
   }
 
  private:
-  // The rows of x for the products, in blocks of `height` rows.
-  class X {
+  // The rows of x for the products, in the calling thread's memory.
+  class X : public Rows {
    public:
-    X(const Call& a, int blocks, int height) : blocks(blocks), height(height), a_(a) {
+    X(const Call& a, int blocks, int height) : a_(a) {
       static thread_local Scratch scratch;
-      numbers_ = Numbers::run_bytes(height) * L::units * L::runs;
-      data_ = scratch.of(blocks * (numbers_ + note_bytes()));
+      this->blocks = blocks, this->height = height;
+      notes_at = Numbers::run_bytes(height) * L::units * L::runs;
+      stride = notes_at + (int64_t{L::units} * height * Numbers::notes * 4 + 63) / 64 * 64;
+      data = own_ = scratch.of(blocks * stride);
     }
-
-    Rows operator[](int block) const { return {numbers(block), notes(block), height}; }
 
     // Items are the units of all rows.
     void prepare(int64_t first, int64_t last) const {
@@ -89,25 +89,19 @@ class Module {
         const int row = static_cast<int>(first / L::units), unit = static_cast<int>(first % L::units);
         const int end = static_cast<int>(std::min<int64_t>(L::units, unit + last - first));
         const Element* from = row < a_.rows ? a_.x.template as<Element>() + row * a_.x.stride[0] : nullptr;
-        Numbers::put(from, height, row % height, unit, end, numbers(row / height), notes(row / height));
+        char* to = own_ + row / height * stride;
+        Numbers::put(from, height, row % height, unit, end, to, reinterpret_cast<float*>(to + notes_at));
         first += end - unit;
       }
     }
 
-    const int blocks, height;
-
    private:
-    int64_t note_bytes() const { return (int64_t{L::units} * height * Numbers::notes * 4 + 63) / 64 * 64; }
-    char* numbers(int block) const { return data_ + block * (numbers_ + note_bytes()); }
-    float* notes(int block) const { return reinterpret_cast<float*>(numbers(block) + numbers_); }
-
     const Call& a_;
-    int64_t numbers_;
-    char* data_;
+    char* own_;
   };
 
-  static bool takes_tiles([[maybe_unused]] int rows) {
-#if defined(__AMX_INT8__) && defined(__AVX512VNNI__)
+  static bool takes_amx([[maybe_unused]] int rows) {
+#ifdef KVGEN_AMX
     if (bytes && rows >= C::amx_rows) return amx_allowed();
 #endif
     return false;
@@ -117,7 +111,7 @@ class Module {
   static constexpr int shared_tiles(int rows) {
     constexpr int vectors = kRegisterBytes == 64 ? 32 : 16, each = kRegisterBytes < 64 ? 64 / kRegisterBytes : 1;
     int tiles = C::tiles;
-    while (tiles > (pairs ? 2 : 1) && tiles * rows * each * (bytes ? 2 : 1) > vectors / 2) tiles /= 2;
+    while (tiles > (pairs ? 2 : 1) && tiles * rows * each * (bytes ? 2 : 1) > vectors * 3 / 4) tiles /= 2;
     return tiles;
   }
 
@@ -136,42 +130,47 @@ class Module {
     return first;
   }
 
-  template <int M>
-  static void run_heights(const Call& a, const X& x, int first, int last, std::integral_constant<int, M>) {
-    if constexpr (M > 1)
-      if (x.height < M) return run_heights(a, x, first, last, std::integral_constant<int, M - 1>{});
-    for_tiles<shared_tiles(M)>(first, last, [&](auto width, int tile) {
-      for (int block = 0; block < x.blocks; ++block) run<M, width.value>(a, x[block], tile, block * M);
-    });
+  // Blocks may have rows of zeros at their ends.
+  template <int T>
+  using Totals = F32[C::rows + C::rows / kHeight + 1][T];
+
+  template <int H>
+  static void run_heights(const Call& a, const X& x, int first, int last, std::integral_constant<int, H>) {
+    if constexpr (H > 1)
+      if (x.height < H) return run_heights(a, x, first, last, std::integral_constant<int, H - 1>{});
+    for_tiles<shared_tiles(H)>(first, last, [&](auto width, int tile) { run<H, width.value>(a, x, tile); });
   }
 
-  template <int M, int T>
-  static __attribute__((noinline)) void run(const Call& a, const Rows& x, int tile, int row) {
-    const Stream<C> weight(a.packed.template as<uint8_t>(), tile);
-    F32 total[M][T] = {};
+  template <int H, int T>
+  static __attribute__((noinline)) void run(const Call& a, const X& x, int tile) {
+    Stream<C> weight(a.packed.template as<uint8_t>(), tile);
+    Totals<T> total;
+    for (int m = 0; m < x.blocks * H; ++m)
+      for (int t = 0; t < T; ++t) total[m][t] = F32{};
+    for (int u = 0; u < L::units; ++u, weight.next())
+      for (int block = 0; block < x.blocks; ++block) {
 #ifdef __AVX512VNNI__
-    if constexpr (bytes)
-      multiply_bytes<C, M, T>(weight, x, total);
-    else
+        if constexpr (bytes)
+          multiply_bytes<C, H, T>(weight, x, block, u, total + block * H);
+        else
 #endif
-      multiply_floats<C, M, T>(weight, x, total);
-#pragma GCC unroll 8
-    for (int m = 0; m < M; ++m)
-      if (row + m < a.rows) finish<T>(a, weight, total[m], tile, row + m);
+          multiply_floats<C, H, T>(weight, x, block, u, total + block * H);
+      }
+    for (int m = 0; m < a.rows; ++m) finish<T>(a, weight, total[m], tile, m);
   }
 
-  static void run_tiles(const Call& a, const X& x, int first, int last) {
-#if defined(__AMX_INT8__) && defined(__AVX512VNNI__)
+  static void run_amx([[maybe_unused]] const Call& a, [[maybe_unused]] const X& x, [[maybe_unused]] int first, [[maybe_unused]] int last) {
+#ifdef KVGEN_AMX
     if constexpr (bytes) {
-      const AmxTiles amx(x.height);
+      const AmxRegisters registers(x.height);
       for_tiles<C::tiles>(first, last, [&](auto width, int tile) {
         constexpr int T = width.value;
-        for (int block = 0; block < x.blocks; ++block) {
-          const Stream<C> weight(a.packed.template as<uint8_t>(), tile);
-          F32 total[kAmxRows][T] = {};
-          multiply_tiles<C, T>(weight, x[block], total);
-          for (int m = 0; m < x.height && block * x.height + m < a.rows; ++m) finish<T>(a, weight, total[m], tile, block * x.height + m);
-        }
+        const Stream<C> weight(a.packed.template as<uint8_t>(), tile);
+        Totals<T> total;
+        for (int m = 0; m < x.blocks * x.height; ++m)
+          for (int t = 0; t < T; ++t) total[m][t] = F32{};
+        AmxProducts<C, T>(weight, x, total);
+        for (int m = 0; m < a.rows; ++m) finish<T>(a, weight, total[m], tile, m);
       });
     }
 #endif

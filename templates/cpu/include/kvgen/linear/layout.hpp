@@ -50,7 +50,9 @@ class Stream {
     return load_floats<typename L::Scale>(L::row ? scales_ + t * L::scale_bytes : params() + (first_ + t) * L::scale_bytes);
   }
 
-  // Zeros, from which the middle of the codes is subtracted where they are stored so.
+  // The scale that belongs to the sum of this unit alone.
+  F32 unit_scale(int t) const { return L::row ? splat<F32>(1.0f) : scale(t); }
+
   I32 zero(int t) const {
     const uint8_t* from = L::row ? zeros_ + t * L::zero_bytes : params() + all_ * L::scale_bytes + (first_ + t) * L::zero_bytes;
     return bytes(from);

@@ -18,52 +18,60 @@ constexpr bool kVnni = true;
 constexpr bool kVnni = false;
 #endif
 
-// A block of rows of x, as `put` of floats or bytes wrote it.
+// The rows of x in blocks of `height` rows, as `put` of floats or bytes wrote them.
 struct Rows {
-  const char* numbers;
-  const float* notes;
-  int height;
+  int blocks, height;
+  const char* data;
+  int64_t notes_at, stride;  // of a block's notes, and of blocks, in bytes
+
+  const char* numbers(int block) const { return data + block * stride; }
+  const float* notes(int block) const { return reinterpret_cast<const float*>(numbers(block) + notes_at); }
 };
 
-// total[m][t] += x[m] . W[tile t] over all k, for M rows and T tiles.
-template <class C, int M, int T>
-KVGEN_INLINE void multiply_floats(Stream<C> weight, const Rows& x, F32 (&total)[M][T]) {
+// One word of each row of T tiles, in registers; the memory that holds them some runs later is prefetched.
+template <class C, int T>
+KVGEN_INLINE void load_words(const Stream<C>& weight, int run, int w, bool prefetch, U32 (&word)[T]) {
+#pragma GCC unroll 8
+  for (int t = 0; t < T; ++t) {
+    word[t] = load<U32>(weight.codes(run, t) + w * 64);
+    if (C::prefetch > 0 && prefetch) __builtin_prefetch(weight.codes(run + C::prefetch, t) + w * 64, 0, kSecondLevel);
+  }
+}
+
+// total[m][t] += x[m] . W[tile t] over unit `u`, for the H rows of a block and T tiles.
+template <class C, int H, int T>
+KVGEN_INLINE void multiply_floats(const Stream<C>& weight, const Rows& x, int block, int u, F32 (*total)[T]) {
   using L = Layout<C>;
   using Code = typename L::Code;
-  const float* at = reinterpret_cast<const float*>(x.numbers);
-  for (int u = 0; u < L::units; ++u, weight.next()) {
-    F32 sums[M][T] = {};
-    for (int r = 0; r < L::runs; ++r, at += M * kRun) {
-      for (int w = 0; w < kRun / Code::per_word; ++w) {
-        U32 word[T];
+  const float* at = reinterpret_cast<const float*>(x.numbers(block)) + int64_t{u} * L::runs * H * kRun;
+  F32 sums[H][T] = {};
+  for (int r = 0; r < L::runs; ++r, at += H * kRun) {
+    for (int w = 0; w < kRun / Code::per_word; ++w) {
+      U32 word[T];
+      load_words<C>(weight, r, w, block == 0, word);
 #pragma GCC unroll 8
-        for (int t = 0; t < T; ++t) {
-          word[t] = load<U32>(weight.codes(r, t) + w * 64);
-          if (C::prefetch) __builtin_prefetch(weight.codes(r + C::prefetch, t) + w * 64, 0, kSecondLevel);
-        }
+      for (int i = 0; i < Code::per_word; ++i) {
+        F32 code[T];
 #pragma GCC unroll 8
-        for (int i = 0; i < Code::per_word; ++i) {
-          F32 code[T];
+        for (int t = 0; t < T; ++t) code[t] = Code::code(word[t], i);
 #pragma GCC unroll 8
-          for (int t = 0; t < T; ++t) code[t] = Code::code(word[t], i);
+        for (int m = 0; m < H; ++m) {
+          const F32 b = splat<F32>(at[m * kRun + w * Code::per_word + i]);
 #pragma GCC unroll 8
-          for (int m = 0; m < M; ++m) {
-            const F32 b = splat<F32>(at[m * kRun + w * Code::per_word + i]);
-#pragma GCC unroll 8
-            for (int t = 0; t < T; ++t) sums[m][t] += code[t] * b;
-          }
+          for (int t = 0; t < T; ++t) sums[m][t] += code[t] * b;
         }
       }
     }
+  }
+  const float* note = x.notes(block) + u * H;
 #pragma GCC unroll 8
-    for (int t = 0; t < T; ++t) {
-      const F32 scale = L::row ? splat<F32>(1.0f) : weight.scale(t);
-      const F32 zero = C::zero ? convert<float>(weight.zero(t)) - Code::middle : F32{};
+  for (int t = 0; t < T; ++t) {
+    const F32 scale = weight.unit_scale(t);
+    const F32 zero = C::zero ? convert<float>(weight.zero(t)) - Code::middle : F32{};
 #pragma GCC unroll 8
-      for (int m = 0; m < M; ++m) {
-        if (C::zero) sums[m][t] -= zero * x.notes[u * M + m];
-        total[m][t] += sums[m][t] * scale;
-      }
+    for (int m = 0; m < H; ++m) {
+      if (C::zero) sums[m][t] -= zero * note[m];
+      total[m][t] += sums[m][t] * scale;
     }
   }
 }
@@ -79,68 +87,71 @@ KVGEN_INLINE F32 joined(U32 lower, U32 upper, I32 zero, int32_t total) {
   return convert<float>(as<I32>(both));
 }
 
+// The notes of one unit: of each row of a block the step, and the sum of the integers.
+template <class C>
+struct Steps {
+  const float* step;
+  const int32_t* total;
+
+  Steps(const Rows& x, int block, int u)
+      : step(x.notes(block) + u * x.height), total(reinterpret_cast<const int32_t*>(step + Layout<C>::units * x.height)) {}
+};
+
 #ifdef __AVX512VNNI__
-template <class C, int M, int T>
-KVGEN_INLINE void multiply_bytes(Stream<C> weight, const Rows& x, F32 (&total)[M][T]) {
+template <class C, int H, int T>
+KVGEN_INLINE void multiply_bytes(const Stream<C>& weight, const Rows& x, int block, int u, F32 (*total)[T]) {
   using L = Layout<C>;
   using Code = typename L::Code;
   constexpr int steps = Code::per_word / 4;
-  const char* at = x.numbers;
-  const int32_t* totals = reinterpret_cast<const int32_t*>(x.notes + L::units * M);
-  for (int u = 0; u < L::units; ++u, weight.next()) {
-    U32 sums[2][M][T] = {};
-    for (int r = 0; r < L::runs; ++r, at += 2 * M * kRun) {
-#pragma GCC unroll 4
-      for (int w = 0; w < kRun / Code::per_word; ++w) {
-        U32 word[T];
+  const char* at = x.numbers(block) + int64_t{u} * L::runs * 2 * H * kRun;
+  U32 sums[2][H][T] = {};
+  for (int r = 0; r < L::runs; ++r, at += 2 * H * kRun) {
+#pragma GCC unroll 2
+    for (int w = 0; w < kRun / Code::per_word; ++w) {
+      U32 word[T];
+      load_words<C>(weight, r, w, block == 0, word);
 #pragma GCC unroll 8
-        for (int t = 0; t < T; ++t) {
-          word[t] = load<U32>(weight.codes(r, t) + w * 64);
-          if (C::prefetch) __builtin_prefetch(weight.codes(r + C::prefetch, t) + w * 64, 0, kSecondLevel);
-        }
+      for (int j = 0; j < steps; ++j) {
+        U32 code[T];
 #pragma GCC unroll 8
-        for (int j = 0; j < steps; ++j) {
-          U32 code[T];
+        for (int t = 0; t < T; ++t) code[t] = C::bits == 8 ? word[t] : Code::integers_of(word[t], j);
 #pragma GCC unroll 8
-          for (int t = 0; t < T; ++t) code[t] = C::bits == 8 ? word[t] : Code::integers_of(word[t], j);
+        for (int part = 0; part < 2; ++part)
 #pragma GCC unroll 8
-          for (int part = 0; part < 2; ++part)
+          for (int m = 0; m < H; ++m) {
+            const U32 b = splat<U32>(load<uint32_t>(at + (part * H + m) * kRun + (w * steps + j) * 4));
 #pragma GCC unroll 8
-            for (int m = 0; m < M; ++m) {
-              const U32 b = splat<U32>(load<uint32_t>(at + (part * M + m) * kRun + (w * steps + j) * 4));
-#pragma GCC unroll 8
-              for (int t = 0; t < T; ++t)
-                sums[part][m][t] = (U32)_mm512_dpbusd_epi32((__m512i)sums[part][m][t], (__m512i)code[t], (__m512i)b);
-            }
-        }
+            for (int t = 0; t < T; ++t) sums[part][m][t] = (U32)_mm512_dpbusd_epi32((__m512i)sums[part][m][t], (__m512i)code[t], (__m512i)b);
+          }
       }
     }
+  }
+  const Steps<C> note(x, block, u);
 #pragma GCC unroll 8
-    for (int t = 0; t < T; ++t) {
-      const F32 scale = L::row ? splat<F32>(1.0f) : weight.scale(t);
-      const I32 zero = C::zero ? weight.zero(t) : I32{};
+  for (int t = 0; t < T; ++t) {
+    const F32 scale = weight.unit_scale(t);
+    const I32 zero = C::zero ? weight.zero(t) : I32{};
 #pragma GCC unroll 8
-      for (int m = 0; m < M; ++m)
-        total[m][t] += joined<C>(sums[0][m][t], sums[1][m][t], zero, totals[u * M + m]) * (scale * x.notes[u * M + m]);
-    }
+    for (int m = 0; m < H; ++m) total[m][t] += joined<C>(sums[0][m][t], sums[1][m][t], zero, note.total[m]) * (scale * note.step[m]);
   }
 }
 #endif
 
 #if defined(__AMX_INT8__) && defined(__AVX512VNNI__)
+#define KVGEN_AMX
+constexpr int kAmxRows = 16;
+
 // Linux lets a process use the tiles once it has asked; then all of its threads may.
 inline bool amx_allowed() {
   static const bool allowed = syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* XFEATURE_XTILEDATA */) == 0;
   return allowed;
 }
 
-constexpr int kAmxRows = 16;
-
-// The tiles of a thread: 0 to 3 are sums [rows, 16] of two tiles of the weight, lower and upper part, 4 and 5 the parts of x
+// The tile registers of a thread: 0 to 3 are sums [rows, 16] of two tiles of the weight, lower and upper part, 4 and 5 the parts of x
 // [rows, 64 bytes], 6 and 7 codes [16, 16 rows of 4 bytes].
-class AmxTiles {
+class AmxRegisters {
  public:
-  explicit AmxTiles(int rows) {
+  explicit AmxRegisters(int rows) {
     struct alignas(64) {
       uint8_t palette = 1, start_row = 0, reserved[14] = {};
       uint16_t bytes[16] = {};
@@ -149,77 +160,130 @@ class AmxTiles {
     for (int i = 0; i < 8; ++i) config.bytes[i] = 64, config.rows[i] = static_cast<uint8_t>(i < 6 ? rows : 16);
     _tile_loadconfig(&config);
   }
-  ~AmxTiles() { _tile_release(); }
+  ~AmxRegisters() { _tile_release(); }
 };
 
-// As multiply_bytes, for up to 16 rows.
+// The products of `multiply_bytes` over all units and blocks of up to 16 rows. Tile registers exchange data with vectors through memory,
+// which takes long: the codes of the next step are expanded before a step, and the sums of the step before are added after it.
 template <class C, int T>
-KVGEN_INLINE void multiply_tiles(Stream<C> weight, const Rows& x, F32 (*total)[T]) {
+class AmxProducts {
   using L = Layout<C>;
   using Code = typename L::Code;
-  constexpr int pair = T < 2 ? 1 : 2;
-  const int M = x.height;
-  const char* at = x.numbers;
-  const int32_t* totals = reinterpret_cast<const int32_t*>(x.notes + L::units * M);
-  alignas(64) uint8_t bytes[pair][kRun * kLanes];
-  alignas(64) int32_t sums[2 * pair][kAmxRows][kLanes];
-  for (int u = 0; u < L::units; ++u, weight.next(), at += L::runs * 2 * M * kRun) {
-#pragma GCC unroll 4
-    for (int t0 = 0; t0 < T; t0 += pair) {
-      _tile_zero(0);
-      _tile_zero(1);
-      if (pair > 1) {
-        _tile_zero(2);
-        _tile_zero(3);
+  static constexpr int width = T < 2 ? 1 : 2, count = T / width;  // tiles of a step, steps of a unit
+
+ public:
+  AmxProducts(const Stream<C>& weight, const Rows& x, F32 (*total)[T]) : x_(x), total_(total) {
+    Stream<C> now = weight;
+    Item before{now, 0, 0, 0};
+    int item = 0;
+    expand(now, 0, 0);
+    for (int u = 0; u < L::units; ++u) {
+      Stream<C> next = now;
+      next.next();
+      for (int s = 0; s < count; ++s) {
+        const int turn = (u * count + s) % 2;
+        if (s + 1 < count)
+          expand(now, s + 1, 1 - turn);
+        else if (u + 1 < L::units)
+          expand(next, 0, 1 - turn);
+        for (int block = 0; block < x.blocks; ++block, ++item) {
+          multiply({now, u, s, block}, turn, item % 2);
+          if (item > 0) add(before, 1 - item % 2);
+          before = {now, u, s, block};
+        }
       }
+      now = next;
+    }
+    add(before, 1 - item % 2);
+  }
+
+ private:
+  struct Item {
+    Stream<C> weight;
+    int unit, step, block;
+  };
+
+  KVGEN_INLINE void expand(const Stream<C>& weight, int step, int turn) {
 #pragma GCC unroll 2
-      for (int r = 0; r < L::runs; ++r) {
-        const uint8_t* codes[pair];
-        for (int t = 0; t < pair; ++t) {
-          codes[t] = weight.codes(r, t0 + t);
-          if (C::prefetch)
-            for (int i = 0; i < L::run_bytes; i += 64)
-              __builtin_prefetch(weight.codes(r + C::prefetch, t0 + t) + i, 0, kSecondLevel);
-          if constexpr (C::bits == 4) {
+    for (int r = 0; r < L::runs; ++r)
+#pragma GCC unroll 2
+      for (int t = 0; t < width; ++t) {
+        const uint8_t* codes = weight.codes(r, step * width + t);
+        if (C::prefetch > 0) {
+          const uint8_t* later = weight.codes(r + C::prefetch, step * width + t);
+#pragma GCC unroll 16
+          for (int i = 0; i < L::run_bytes; i += 64) __builtin_prefetch(later + i, 0, kSecondLevel);
+        }
+        if constexpr (C::bits == 4) {
 #pragma GCC unroll 8
-            for (int w = 0; w < kRun / Code::per_word; ++w) {
-              const U32 word = load<U32>(codes[t] + w * 64);
-              store(bytes[t] + w * 128, Code::integers_of(word, 0));
-              store(bytes[t] + w * 128 + 64, Code::integers_of(word, 1));
-            }
-            codes[t] = bytes[t];
+          for (int w = 0; w < 8; ++w) {
+            const U32 word = load<U32>(codes + w * 64);
+            store(bytes_[turn][r][t] + w * 128, Code::integers_of(word, 0));
+            store(bytes_[turn][r][t] + w * 128 + 64, Code::integers_of(word, 1));
           }
         }
-        const char* run = at + r * 2 * M * kRun;
-        _tile_loadd(4, run, kRun);
-        _tile_loadd(5, run + M * kRun, kRun);
-        _tile_loadd(6, codes[0], 64);
-        _tile_dpbsud(0, 4, 6);
-        _tile_dpbsud(1, 5, 6);
-        if constexpr (pair > 1) {
-          _tile_loadd(7, codes[pair - 1], 64);
-          _tile_dpbsud(2, 4, 7);
-          _tile_dpbsud(3, 5, 7);
-        }
       }
-      _tile_stored(0, sums[0], 64);
-      _tile_stored(1, sums[1], 64);
-      if constexpr (pair > 1) {
-        _tile_stored(2, sums[2 * pair - 2], 64);
-        _tile_stored(3, sums[2 * pair - 1], 64);
-      }
-      for (int t = 0; t < pair; ++t) {
-        const F32 scale = L::row ? splat<F32>(1.0f) : weight.scale(t0 + t);
-        const I32 zero = C::zero ? weight.zero(t0 + t) : I32{};
-#pragma GCC unroll 4
-        for (int m = 0; m < M; ++m) {
-          const F32 part = joined<C>(load<U32>(sums[2 * t][m]), load<U32>(sums[2 * t + 1][m]), zero, totals[u * M + m]);
-          total[m][t0 + t] += part * (scale * x.notes[u * M + m]);
-        }
+  }
+
+  KVGEN_INLINE const uint8_t* codes(const Item& item, int turn, int r, int t) const {
+    if constexpr (C::bits == 8)
+      return item.weight.codes(r, item.step * width + t);
+    else
+      return bytes_[turn][r][t];
+  }
+
+  KVGEN_INLINE void multiply(const Item& item, int turn, int to) {
+    const char* at = x_.numbers(item.block) + int64_t{item.unit} * L::runs * 2 * x_.height * kRun;
+    _tile_zero(0);
+    _tile_zero(1);
+    if constexpr (width == 2) {
+      _tile_zero(2);
+      _tile_zero(3);
+    }
+#pragma GCC unroll 2
+    for (int r = 0; r < L::runs; ++r, at += 2 * x_.height * kRun) {
+      _tile_loadd(6, codes(item, turn, r, 0), 64);
+      _tile_loadd(4, at, kRun);
+      _tile_dpbsud(0, 4, 6);
+      _tile_loadd(5, at + x_.height * kRun, kRun);
+      _tile_dpbsud(1, 5, 6);
+      if constexpr (width == 2) {
+        _tile_loadd(7, codes(item, turn, r, 1), 64);
+        _tile_dpbsud(2, 4, 7);
+        _tile_dpbsud(3, 5, 7);
       }
     }
+    _tile_stored(0, sums_[to][0], 64);
+    _tile_stored(1, sums_[to][1], 64);
+    if constexpr (width == 2) {
+      _tile_stored(2, sums_[to][2], 64);
+      _tile_stored(3, sums_[to][3], 64);
+    }
   }
-}
+
+  KVGEN_INLINE void add(const Item& item, int from) {
+    const Steps<C> note(x_, item.block, item.unit);
+    F32 scale[width];
+    I32 zero[width];
+#pragma GCC unroll 2
+    for (int t = 0; t < width; ++t) {
+      scale[t] = item.weight.unit_scale(item.step * width + t);
+      zero[t] = C::zero ? item.weight.zero(item.step * width + t) : I32{};
+    }
+    F32(*total)[T] = total_ + item.block * x_.height;
+    for (int m = 0; m < x_.height; ++m)
+#pragma GCC unroll 2
+      for (int t = 0; t < width; ++t)
+        total[m][item.step * width + t] +=
+            joined<C>(load<U32>(sums_[from][2 * t][m]), load<U32>(sums_[from][2 * t + 1][m]), zero[t], note.total[m]) *
+            (scale[t] * note.step[m]);
+  }
+
+  const Rows& x_;
+  F32 (*const total_)[T];
+  alignas(64) uint8_t bytes_[C::bits == 4 ? 2 : 1][L::runs][width][kRun * kLanes];
+  alignas(64) int32_t sums_[2][2 * width][kAmxRows][kLanes];
+};
 #endif
 
 }  // namespace kvgen::linear
