@@ -35,11 +35,10 @@ class Module {
   using L = Layout<C>;
   using Element = typename C::Element;
   static constexpr bool bytes = C::dot == Dot::int16 && kVnni;
-  using Numbers = std::conditional_t<bytes, Bytes<C>, Floats<C>>;
 
-  static constexpr int kHeight = bytes ? 3 : 4;  // most rows whose sums lie in registers
-  static constexpr int64_t kAlone = 1 << 14;   // elements of x that the calling thread prepares without the others
-  static constexpr int64_t kShare = 16 << 10;  // bytes of the weight that are worth a thread
+  static constexpr int kHeight = bytes ? 3 : 4;                     // most rows whose sums lie in registers
+  static constexpr int64_t kAlone = 1 << 14;                        // elements of x that the calling thread prepares without the others
+  static constexpr int64_t kShare = 16 << 10;                       // bytes of the weight that are worth a thread
   static constexpr bool pairs = C::epilogue == Epilogue::silu_mul;  // a tile of gate rows and one of up rows
 
  public:
@@ -48,9 +47,20 @@ class Module {
 
   static void linear(const Call& a) {
     if (a.rows == 0) return;
-    const bool amx = takes_amx(a.rows);
-    const int most = amx ? 16 : kHeight, blocks = (a.rows + most - 1) / most, height = (a.rows + blocks - 1) / blocks;
-    const X x(a, blocks, height);
+#ifdef KVGEN_AMX
+    if (C::dot == Dot::int16 && a.rows >= C::amx_rows && amx_allowed())
+      return run<Parts<C>>(a, kAmxRows, [&](const Rows& x, int first, int last) { run_amx(a, x, first, last); });
+#endif
+    run<std::conditional_t<bytes, Bytes<C>, Floats<C>>>(
+        a, kHeight, [&](const Rows& x, int first, int last) { run_heights(a, x, first, last, std::integral_constant<int, kHeight>{}); });
+  }
+
+ private:
+  // Calls multiply(x, first tile, last tile) on every thread, x in blocks of up to `most` rows.
+  template <class Numbers, class F>
+  static void run(const Call& a, int most, F multiply) {
+    const int blocks = (a.rows + most - 1) / most, height = (a.rows + blocks - 1) / blocks;
+    const X<Numbers> x(a, blocks, height);
     const int64_t items = int64_t{blocks} * height * L::units;
     const bool alone = int64_t{a.rows} * C::k <= kAlone;
     if (alone) x.prepare(0, items);
@@ -63,16 +73,12 @@ class Module {
         x.prepare(items * rank / count, items * (rank + 1) / count);
 #pragma omp barrier
       }
-      const int first = static_cast<int>(steps * rank / count) * step, last = static_cast<int>(steps * (rank + 1) / count) * step;
-      if (amx)
-        run_amx(a, x, first, last);
-      else
-        run_heights(a, x, first, last, std::integral_constant<int, kHeight>{});
+      multiply(x, static_cast<int>(steps * rank / count) * step, static_cast<int>(steps * (rank + 1) / count) * step);
     }
   }
 
- private:
   // The rows of x for the products, in the calling thread's memory.
+  template <class Numbers>
   class X : public Rows {
    public:
     X(const Call& a, int blocks, int height) : a_(a) {
@@ -99,13 +105,6 @@ class Module {
     const Call& a_;
     char* own_;
   };
-
-  static bool takes_amx([[maybe_unused]] int rows) {
-#ifdef KVGEN_AMX
-    if (bytes && rows >= C::amx_rows) return amx_allowed();
-#endif
-    return false;
-  }
 
   // Tiles that M rows share: their sums leave registers to codes and weights.
   static constexpr int shared_tiles(int rows) {
@@ -135,14 +134,14 @@ class Module {
   using Totals = F32[C::rows + C::rows / kHeight + 1][T];
 
   template <int H>
-  static void run_heights(const Call& a, const X& x, int first, int last, std::integral_constant<int, H>) {
+  static void run_heights(const Call& a, const Rows& x, int first, int last, std::integral_constant<int, H>) {
     if constexpr (H > 1)
       if (x.height < H) return run_heights(a, x, first, last, std::integral_constant<int, H - 1>{});
-    for_tiles<shared_tiles(H)>(first, last, [&](auto width, int tile) { run<H, width.value>(a, x, tile); });
+    for_tiles<shared_tiles(H)>(first, last, [&](auto width, int tile) { run_tiles<H, width.value>(a, x, tile); });
   }
 
   template <int H, int T>
-  static __attribute__((noinline)) void run(const Call& a, const X& x, int tile) {
+  static __attribute__((noinline)) void run_tiles(const Call& a, const Rows& x, int tile) {
     Stream<C> weight(a.packed.template as<uint8_t>(), tile);
     Totals<T> total;
     for (int m = 0; m < x.blocks * H; ++m)
@@ -159,22 +158,20 @@ class Module {
     for (int m = 0; m < a.rows; ++m) finish<T>(a, weight, total[m], tile, m);
   }
 
-  static void run_amx([[maybe_unused]] const Call& a, [[maybe_unused]] const X& x, [[maybe_unused]] int first, [[maybe_unused]] int last) {
 #ifdef KVGEN_AMX
-    if constexpr (bytes) {
-      const AmxRegisters registers(x.height);
-      for_tiles<C::tiles>(first, last, [&](auto width, int tile) {
-        constexpr int T = width.value;
-        const Stream<C> weight(a.packed.template as<uint8_t>(), tile);
-        Totals<T> total;
-        for (int m = 0; m < x.blocks * x.height; ++m)
-          for (int t = 0; t < T; ++t) total[m][t] = F32{};
-        AmxProducts<C, T>(weight, x, total);
-        for (int m = 0; m < a.rows; ++m) finish<T>(a, weight, total[m], tile, m);
-      });
-    }
-#endif
+  static void run_amx(const Call& a, const Rows& x, int first, int last) {
+    const AmxRegisters registers(x.height);
+    for_tiles<C::tiles>(first, last, [&](auto width, int tile) {
+      constexpr int T = width.value;
+      const Stream<C> weight(a.packed.template as<uint8_t>(), tile);
+      Totals<T> total;
+      for (int m = 0; m < x.blocks * x.height; ++m)
+        for (int t = 0; t < T; ++t) total[m][t] = F32{};
+      AmxProducts<C, T>(weight, x, total);
+      for (int m = 0; m < a.rows; ++m) finish<T>(a, weight, total[m], tile, m);
+    });
   }
+#endif
 
   // Scales of whole rows, bias, epilogue, output.
   template <int T>
@@ -199,7 +196,17 @@ class Module {
   KVGEN_INLINE static void put(const Call& a, int row, int column, F32 y) {
     if constexpr (C::epilogue == Epilogue::add)
       y += load_floats<Element>(a.residual.template as<Element>() + row * a.residual.stride[0] + column);
-    store_floats<Element>(a.out.template as<Element>() + row * a.out.stride[0] + column, y);
+    Element* to = a.out.template as<Element>() + row * a.out.stride[0] + column;
+    if constexpr (std::is_same_v<Element, Bfloat>)
+      store(to, rounded(y));
+    else
+      store_floats<Element>(to, y);
+  }
+
+  // As from_float<Bfloat>, lane by lane without a branch.
+  KVGEN_INLINE static auto rounded(F32 y) {
+    const U32 bits = as<U32>(y), up = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+    return convert<uint16_t>(select(y == y, up, bits >> 16 | 0x40u));
   }
 
   KVGEN_INLINE static F32 silu(F32 x) {
@@ -231,6 +238,6 @@ int call(const TVMFFIAny* args, int32_t count, TVMFFIAny* result) {
 
 }  // namespace kvgen::linear
 
-#define KVGEN_CPU_LINEAR(Config)                                                          \
+#define KVGEN_CPU_LINEAR(Config)                                                    \
   KVGEN_EXPORT(linear) { return kvgen::linear::call<Config>(args, count, result); } \
   KVGEN_EXPORT(set_threads) { return kvgen::linear::Module<Config>::threads.set(args, count, result); }

@@ -1,4 +1,4 @@
-// The rows of x as the products take them: floats, or integers of 16 bits as two signed bytes.
+// The rows of x as the products take them: floats, integers of 16 bits as two signed bytes, or parts of bfloat16.
 #pragma once
 
 #include <cmath>
@@ -71,8 +71,7 @@ class Bytes {
         char* run = numbers + (u * L::runs + i * kLanes / kRun) * run_bytes(height);
         store_bytes(rounded, run + m * kRun + i * kLanes % kRun, run + (height + m) * kRun + i * kLanes % kRun);
       }
-      totals[u * height + m] =
-          finite ? static_cast<int32_t>(sum(total) - static_cast<uint32_t>(L::unit) * (0x4b400000u + offset)) : 0;
+      totals[u * height + m] = finite ? static_cast<int32_t>(sum(total) - static_cast<uint32_t>(L::unit) * (0x4b400000u + offset)) : 0;
     }
   }
 
@@ -96,6 +95,49 @@ class Bytes {
     const All bytes = __builtin_shuffle((All)v, from) ^ flip;
     std::memcpy(lower, &bytes, 16);
     std::memcpy(upper, reinterpret_cast<const char*>(&bytes) + 16, 16);
+  }
+};
+
+// Numbers of bfloat16: one where x is bfloat16, else two whose sum holds a float16 exactly, and 16 bits of a float. Of each 32 channels
+// the first parts of all rows of a block lie together, then the second, in the order of the pairs of codes that `AmxProducts` expands.
+template <class C>
+class Parts {
+  using L = Layout<C>;
+  using Element = typename C::Element;
+  typedef uint16_t Sixteen __attribute__((vector_size(32)));
+
+ public:
+  static constexpr int parts = std::is_same_v<Element, Bfloat> ? 1 : 2;
+  static constexpr int64_t run_bytes(int height) { return int64_t{height} * kRun * 2 * parts; }
+  // Beside the numbers: the sum of every unit of a row.
+  static constexpr int notes = 1;
+
+  static void put(const Element* x, int height, int m, int first, int last, char* numbers, float* note) {
+    for (int u = first; u < last; ++u) {
+      F32 total{};
+      for (int i = 0; i < L::unit; i += kLanes) {
+        const F32 v = x ? load_floats<Element>(x + u * L::unit + i) : F32{};
+        if (C::zero) total += v;
+        char* to = numbers + (u * L::runs + i / kRun) * run_bytes(height) + (i % kRun / 32 * parts * height + m) * 64 + i % 32 * 2;
+        const U32 upper = as<U32>(v) & 0xffff0000u;
+        store(to, paired(upper));
+        if (parts == 2) store(to + height * 64, paired(as<U32>(v - as<F32>(upper)) + 0x8000u));
+      }
+      note[u * height + m] = C::zero ? sum(total) : 0.0f;
+    }
+  }
+
+ private:
+  // The upper halves of 16 lanes: channels i and i + P / 2 of each P, which a word of codes holds, side by side.
+  static Sixteen paired(U32 v) {
+    typedef uint16_t Words __attribute__((vector_size(64)));
+    constexpr int P = L::Code::per_word;
+    Words from{};
+    for (int i = 0; i < kLanes; ++i) from[i] = static_cast<uint16_t>(2 * (i / P * P + i % P / 2 + i % 2 * (P / 2)) + 1);
+    const Words all = __builtin_shuffle((Words)v, from);
+    Sixteen low;
+    std::memcpy(&low, &all, sizeof(low));
+    return low;
   }
 };
 

@@ -1,9 +1,9 @@
-// Products of a block of rows of x with some tiles of a weight: floats; integers of 16 bits with AVX-512 VNNI; the same with AMX.
+// Products of a block of rows of x with some tiles of a weight: floats; integers of 16 bits with AVX-512 VNNI; parts of bfloat16 with AMX.
 #pragma once
 
 #include "kvgen/linear/activations.hpp"
 
-#ifdef __AMX_INT8__
+#if defined(__AMX_BF16__) && defined(__AVX512BW__)
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -121,7 +121,8 @@ KVGEN_INLINE void multiply_bytes(const Stream<C>& weight, const Rows& x, int blo
           for (int m = 0; m < H; ++m) {
             const U32 b = splat<U32>(load<uint32_t>(at + (part * H + m) * kRun + (w * steps + j) * 4));
 #pragma GCC unroll 8
-            for (int t = 0; t < T; ++t) sums[part][m][t] = (U32)_mm512_dpbusd_epi32((__m512i)sums[part][m][t], (__m512i)code[t], (__m512i)b);
+            for (int t = 0; t < T; ++t)
+              sums[part][m][t] = (U32)_mm512_dpbusd_epi32((__m512i)sums[part][m][t], (__m512i)code[t], (__m512i)b);
           }
       }
     }
@@ -137,7 +138,7 @@ KVGEN_INLINE void multiply_bytes(const Stream<C>& weight, const Rows& x, int blo
 }
 #endif
 
-#if defined(__AMX_INT8__) && defined(__AVX512VNNI__)
+#if defined(__AMX_BF16__) && defined(__AVX512BW__)
 #define KVGEN_AMX
 constexpr int kAmxRows = 16;
 
@@ -147,8 +148,8 @@ inline bool amx_allowed() {
   return allowed;
 }
 
-// The tile registers of a thread: 0 to 3 are sums [rows, 16] of two tiles of the weight, lower and upper part, 4 and 5 the parts of x
-// [rows, 64 bytes], 6 and 7 codes [16, 16 rows of 4 bytes].
+// The tile registers of a thread: 0 and 1 are sums [rows, 16] of two tiles of the weight, 2 and 3 parts of x [rows, 32 channels], 4 to 7
+// codes [16 pairs of channels, 16 rows of 2].
 class AmxRegisters {
  public:
   explicit AmxRegisters(int rows) {
@@ -157,19 +158,20 @@ class AmxRegisters {
       uint16_t bytes[16] = {};
       uint8_t rows[16] = {};
     } config;
-    for (int i = 0; i < 8; ++i) config.bytes[i] = 64, config.rows[i] = static_cast<uint8_t>(i < 6 ? rows : 16);
+    for (int i = 0; i < 8; ++i) config.bytes[i] = 64, config.rows[i] = static_cast<uint8_t>(i < 4 ? rows : 16);
     _tile_loadconfig(&config);
   }
   ~AmxRegisters() { _tile_release(); }
 };
 
-// The products of `multiply_bytes` over all units and blocks of up to 16 rows. Tile registers exchange data with vectors through memory,
-// which takes long: the codes of the next step are expanded before a step, and the sums of the step before are added after it.
+// The products over all units and blocks of up to 16 rows. Codes become numbers of bfloat16, which hold them exactly; those of 8 bits are
+// two numbers, of the upper and of the lower half. Tile registers exchange data with vectors through memory, which takes long: the codes
+// of the next step are expanded before a step, and the sums of the step before are added after it.
 template <class C, int T>
 class AmxProducts {
   using L = Layout<C>;
-  using Code = typename L::Code;
   static constexpr int width = T < 2 ? 1 : 2, count = T / width;  // tiles of a step, steps of a unit
+  static constexpr int digits = C::bits / 4, parts = Parts<C>::parts, halves = kRun / 32;
 
  public:
   AmxProducts(const Stream<C>& weight, const Rows& x, F32 (*total)[T]) : x_(x), total_(total) {
@@ -187,7 +189,7 @@ class AmxProducts {
         else if (u + 1 < L::units)
           expand(next, 0, 1 - turn);
         for (int block = 0; block < x.blocks; ++block, ++item) {
-          multiply({now, u, s, block}, turn, item % 2);
+          multiply(u, block, turn, item % 2);
           if (item > 0) add(before, 1 - item % 2);
           before = {now, u, s, block};
         }
@@ -203,6 +205,16 @@ class AmxProducts {
     int unit, step, block;
   };
 
+  // A permutation looks at the low 5 bits of 16: shift and look up, no mask; the fifth bit belongs to the next digit.
+  static Lanes<uint16_t, 32> table(int digit) {
+    Lanes<uint16_t, 32> t{};
+    for (int i = 0; i < 32; ++i) {
+      const int value = C::bits == 4 ? i % 16 - 8 : digit == 0 ? i % 16 : (i % 16 - 8) * 16;
+      t[i] = from_float<Bfloat>(static_cast<float>(value)).bits;
+    }
+    return t;
+  }
+
   KVGEN_INLINE void expand(const Stream<C>& weight, int step, int turn) {
 #pragma GCC unroll 2
     for (int r = 0; r < L::runs; ++r)
@@ -214,75 +226,76 @@ class AmxProducts {
 #pragma GCC unroll 16
           for (int i = 0; i < L::run_bytes; i += 64) __builtin_prefetch(later + i, 0, kSecondLevel);
         }
-        if constexpr (C::bits == 4) {
-#pragma GCC unroll 8
-          for (int w = 0; w < 8; ++w) {
-            const U32 word = load<U32>(codes + w * 64);
-            store(bytes_[turn][r][t] + w * 128, Code::integers_of(word, 0));
-            store(bytes_[turn][r][t] + w * 128 + 64, Code::integers_of(word, 1));
+#pragma GCC unroll 16
+        for (int w = 0; w < L::run_bytes / 64; ++w) {
+          const U32 word = load<U32>(codes + w * 64);
+#pragma GCC unroll 4
+          for (int j = 0; j < 4; ++j) {
+            const int pair = (w * 4 + j) / digits, digit = j % digits;
+            const auto numbers = _mm512_permutexvar_epi16((__m512i)(word >> (4 * j)), (__m512i)tables_[digit]);
+            store(codes_[turn][r][pair / 16][t][digit] + pair % 16 * 64, numbers);
           }
         }
       }
   }
 
-  KVGEN_INLINE const uint8_t* codes(const Item& item, int turn, int r, int t) const {
-    if constexpr (C::bits == 8)
-      return item.weight.codes(r, item.step * width + t);
-    else
-      return bytes_[turn][r][t];
-  }
-
-  KVGEN_INLINE void multiply(const Item& item, int turn, int to) {
-    const char* at = x_.numbers(item.block) + int64_t{item.unit} * L::runs * 2 * x_.height * kRun;
+  KVGEN_INLINE void multiply(int unit, int block, int turn, int to) {
+    const char* at = x_.numbers(block) + int64_t{unit} * L::runs * Parts<C>::run_bytes(x_.height);
+    const int part = x_.height * 64;
     _tile_zero(0);
-    _tile_zero(1);
-    if constexpr (width == 2) {
-      _tile_zero(2);
-      _tile_zero(3);
-    }
+    if constexpr (width == 2) _tile_zero(1);
 #pragma GCC unroll 2
-    for (int r = 0; r < L::runs; ++r, at += 2 * x_.height * kRun) {
-      _tile_loadd(6, codes(item, turn, r, 0), 64);
-      _tile_loadd(4, at, kRun);
-      _tile_dpbsud(0, 4, 6);
-      _tile_loadd(5, at + x_.height * kRun, kRun);
-      _tile_dpbsud(1, 5, 6);
-      if constexpr (width == 2) {
-        _tile_loadd(7, codes(item, turn, r, 1), 64);
-        _tile_dpbsud(2, 4, 7);
-        _tile_dpbsud(3, 5, 7);
+    for (int r = 0; r < L::runs; ++r)
+#pragma GCC unroll 2
+      for (int h = 0; h < halves; ++h, at += parts * part) {
+        _tile_loadd(2, at, 64);
+        if constexpr (parts == 2) _tile_loadd(3, at + part, 64);
+        _tile_loadd(4, codes_[turn][r][h][0][0], 64);
+        _tile_dpbf16ps(0, 2, 4);
+        if constexpr (parts == 2) _tile_dpbf16ps(0, 3, 4);
+        if constexpr (width == 2) {
+          _tile_loadd(5, codes_[turn][r][h][1][0], 64);
+          _tile_dpbf16ps(1, 2, 5);
+          if constexpr (parts == 2) _tile_dpbf16ps(1, 3, 5);
+        }
+        if constexpr (digits == 2) {
+          _tile_loadd(6, codes_[turn][r][h][0][1], 64);
+          _tile_dpbf16ps(0, 2, 6);
+          if constexpr (parts == 2) _tile_dpbf16ps(0, 3, 6);
+          if constexpr (width == 2) {
+            _tile_loadd(7, codes_[turn][r][h][1][1], 64);
+            _tile_dpbf16ps(1, 2, 7);
+            if constexpr (parts == 2) _tile_dpbf16ps(1, 3, 7);
+          }
+        }
       }
-    }
     _tile_stored(0, sums_[to][0], 64);
-    _tile_stored(1, sums_[to][1], 64);
-    if constexpr (width == 2) {
-      _tile_stored(2, sums_[to][2], 64);
-      _tile_stored(3, sums_[to][3], 64);
-    }
+    if constexpr (width == 2) _tile_stored(1, sums_[to][1], 64);
   }
 
   KVGEN_INLINE void add(const Item& item, int from) {
-    const Steps<C> note(x_, item.block, item.unit);
-    F32 scale[width];
-    I32 zero[width];
+    const float* note = x_.notes(item.block) + item.unit * x_.height;
+    F32 scale[width], zero[width];
 #pragma GCC unroll 2
     for (int t = 0; t < width; ++t) {
       scale[t] = item.weight.unit_scale(item.step * width + t);
-      zero[t] = C::zero ? item.weight.zero(item.step * width + t) : I32{};
+      zero[t] = C::zero ? convert<float>(item.weight.zero(item.step * width + t)) - L::Code::middle : F32{};
     }
     F32(*total)[T] = total_ + item.block * x_.height;
     for (int m = 0; m < x_.height; ++m)
 #pragma GCC unroll 2
-      for (int t = 0; t < width; ++t)
-        total[m][item.step * width + t] +=
-            joined<C>(load<U32>(sums_[from][2 * t][m]), load<U32>(sums_[from][2 * t + 1][m]), zero[t], note.total[m]) *
-            (scale[t] * note.step[m]);
+      for (int t = 0; t < width; ++t) {
+        F32 sum = load<F32>(sums_[from][t][m]);
+        if constexpr (C::zero) sum -= zero[t] * note[m];
+        total[m][item.step * width + t] += sum * scale[t];
+      }
   }
 
   const Rows& x_;
   F32 (*const total_)[T];
-  alignas(64) uint8_t bytes_[C::bits == 4 ? 2 : 1][L::runs][width][kRun * kLanes];
-  alignas(64) int32_t sums_[2][2 * width][kAmxRows][kLanes];
+  const Lanes<uint16_t, 32> tables_[2] = {table(0), table(1)};
+  alignas(64) uint8_t codes_[2][L::runs][halves][width][digits][1024];
+  alignas(64) float sums_[2][width][kAmxRows][kLanes];
 };
 #endif
 
