@@ -8,14 +8,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kvgen.api import FallbackWarning, build, get_kernel, get_matrix_kernel
-    from kvgen.api.kernel import Kernel, MatrixKernel
+    from kvgen.api import FallbackWarning, build, get_kernel, get_linear_kernel, get_matrix_kernel
+    from kvgen.api.kernel import Kernel, LinearKernel, MatrixKernel
     from kvgen.api.support import support_table
     from kvgen.errors import KvgenError, SpecError, UnsupportedError
     from kvgen.format.calibration import calibrated_scales
     from kvgen.integrations.checkpoint import load_scales
     from kvgen.integrations.rotary import rotary
-    from kvgen.spec import KernelSpec, MatrixSpec, load_any_spec, load_spec
+    from kvgen.spec import KernelSpec, LinearSpec, MatrixSpec, load_any_spec, load_spec
 
 __version__ = "0.1.0"
 
@@ -24,6 +24,8 @@ _HOMES = {
     "Kernel": "kvgen.api.kernel",
     "KernelSpec": "kvgen.spec",
     "KvgenError": "kvgen.errors",
+    "LinearKernel": "kvgen.api.kernel",
+    "LinearSpec": "kvgen.spec",
     "MatrixKernel": "kvgen.api.kernel",
     "MatrixSpec": "kvgen.spec",
     "SpecError": "kvgen.errors",
@@ -31,6 +33,7 @@ _HOMES = {
     "build": "kvgen.api",
     "calibrated_scales": "kvgen.format.calibration",
     "get_kernel": "kvgen.api",
+    "get_linear_kernel": "kvgen.api",
     "get_matrix_kernel": "kvgen.api",
     "load_any_spec": "kvgen.spec",
     "load_scales": "kvgen.integrations.checkpoint",
@@ -44,6 +47,8 @@ __all__ = [
     "Kernel",
     "KernelSpec",
     "KvgenError",
+    "LinearKernel",
+    "LinearSpec",
     "MatrixKernel",
     "MatrixSpec",
     "SpecError",
@@ -52,6 +57,7 @@ __all__ = [
     "build",
     "calibrated_scales",
     "get_kernel",
+    "get_linear_kernel",
     "get_matrix_kernel",
     "load_any_spec",
     "load_scales",

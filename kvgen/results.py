@@ -184,11 +184,11 @@ def render(found: Sequence[Found], cache: ArtifactCache | None = None) -> str:
 
 def times(entry: Entry, launch: pd.DataFrame) -> Figure:
     """Bars of one workload: ours and the default; solid is what reading the bytes takes."""
-    from kvgen.spec import KernelSpec
+    from kvgen.spec import MatrixSpec
 
     one = launch.iloc[0]
     bars: list[tuple[str, float, float]] = [(f"kvgen {one.backend}", one.us, one.read_us), ("default", one.default_us, one.read_us)]
-    bars.append(("pure read" if isinstance(entry.spec, KernelSpec) else "copy", one.read_us, one.read_us))
+    bars.append(("copy" if isinstance(entry.spec, MatrixSpec) else "pure read", one.read_us, one.read_us))
     bars = [bar for bar in bars if not _missing(bar[1])]
     figure, axes = _figure(0.26 * len(bars) + 0.1)
     for place, (_, us, read) in enumerate(bars):

@@ -12,20 +12,19 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from kvgen.errors import SpecError, SpecIssue
 from kvgen.registry.select import select
-from kvgen.spec import AnySpec, KernelSpec, MatrixSpec, load_any_spec, load_spec
+from kvgen.spec import AnySpec, KernelSpec, LinearSpec, MatrixSpec, load_any_spec, load_as
 from kvgen.spec.target import resolve
 
 if TYPE_CHECKING:
-    from kvgen.api.kernel import Kernel, MatrixKernel
+    from kvgen.api.kernel import Kernel, LinearKernel, MatrixKernel
     from kvgen.tune.budget import Watch
     from kvgen.tune.tuner import TuningResult
 
 ENVIRONMENT = ("KVGEN_REGISTRY_DIR", "KVGEN_SITE_DIR", "KVGEN_CACHE_DIR")
 """Variables that may change within a process: the others are read once."""
 
-_kernels: dict[tuple[Any, ...], Kernel | MatrixKernel] = {}
+_kernels: dict[tuple[Any, ...], Kernel | MatrixKernel | LinearKernel] = {}
 _fetching: dict[tuple[Any, ...], Lock] = {}
 os.register_at_fork(after_in_child=_fetching.clear)  # a thread that held one is not there
 
@@ -46,20 +45,19 @@ def get_kernel(spec: KernelSpec | str | Path | Mapping[str, Any]) -> Kernel:
     compiler that the kernel needs is absent, CompileError where compiling fails, CheckError where a module fails verification, HostError or
     MeasureError where this machine cannot verify it.
     """
-    if not isinstance(spec, KernelSpec):
-        spec = load_spec(spec)
-    kernel: Kernel = _get(spec)
+    kernel: Kernel = _get(load_as(KernelSpec, spec))
     return kernel
 
 
 def get_matrix_kernel(spec: MatrixSpec | str | Path | Mapping[str, Any]) -> MatrixKernel:
     """The kernel registered for operations on a matrix; see `get_kernel`."""
-    if not isinstance(spec, MatrixSpec):
-        loaded = load_any_spec(spec)
-        if not isinstance(loaded, MatrixSpec):
-            raise SpecError([SpecIssue("operation", "missing: a spec without it is one of attention", None, "get_kernel takes it")])
-        spec = loaded
-    kernel: MatrixKernel = _get(spec)
+    kernel: MatrixKernel = _get(load_as(MatrixSpec, spec))
+    return kernel
+
+
+def get_linear_kernel(spec: LinearSpec | str | Path | Mapping[str, Any]) -> LinearKernel:
+    """The kernel registered for a linear layer over packed weights; see `get_kernel`."""
+    kernel: LinearKernel = _get(load_as(LinearSpec, spec))
     return kernel
 
 
@@ -130,9 +128,9 @@ def _get(spec: AnySpec) -> Any:
     return kernel
 
 
-def _fetch(spec: AnySpec) -> Kernel | MatrixKernel:
+def _fetch(spec: AnySpec) -> Kernel | MatrixKernel | LinearKernel:
     """From a spec to its kernel: the target, the entry, its compiled modules, the kernel over them. Raises as `get_kernel` does."""
-    from kvgen.api.kernel import Kernel, MatrixKernel
+    from kvgen.api.kernel import Kernel, LinearKernel, MatrixKernel
     from kvgen.api.verify import Verification
     from kvgen.registry.select import modules, serving_entry
     from kvgen.runtime.device import require_device
@@ -143,4 +141,5 @@ def _fetch(spec: AnySpec) -> Kernel | MatrixKernel:
     with Verification(entry) as verification:
         built = modules(entry, verification.add, verification.start)
         verification.finish()
-    return MatrixKernel(spec, entry, selection, built) if isinstance(spec, MatrixSpec) else Kernel(spec, entry, selection, built)
+    kinds: dict[type, Any] = {KernelSpec: Kernel, MatrixSpec: MatrixKernel, LinearSpec: LinearKernel}
+    return kinds[type(spec)](spec, entry, selection, built)

@@ -1,4 +1,4 @@
-"""The kernels of attention and of operations on a matrix as a program gets them: compiled launches of an entry, called on tensors."""
+"""Kernels of every operation as a program gets them: compiled launches of an entry, called on tensors."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from pathlib import Path
 import torch
 
 from kvgen.registry.entry import Entry, Launch
-from kvgen.registry.select import Selection, require_compiled
+from kvgen.registry.select import Selection, by_rows, require_compiled
 from kvgen.runtime import checks
 from kvgen.runtime.calls import Calls, Variant
+from kvgen.runtime.linear import LinearVariant
 from kvgen.runtime.matrix import MatrixVariant
-from kvgen.runtime.module import MatrixModule, load, load_as, set_threads
-from kvgen.spec import KernelSpec, MatrixSpec, Workload
+from kvgen.runtime.module import LinearModule, MatrixModule, load, load_as, set_threads
+from kvgen.spec import KernelSpec, LinearSpec, MatrixSpec, Workload
 from kvgen.spec.workloads import coordinates_of, matrix_coordinates, mean_length, nearest, parse
 
 
@@ -117,3 +118,36 @@ class MatrixKernel(MatrixVariant):
         if tokens < 1 or channels < 1:
             return self._modules[0]
         return self._modules[nearest(self._tuned, matrix_coordinates(tokens, channels))]
+
+
+class LinearKernel(LinearVariant):
+    """A linear layer over packed weights: `quantize`, `pack`, `unpack`, `dequantize`, and a call. `get_linear_kernel` makes it.
+
+    A call takes the launch that was tuned for its rows, or for the next more.
+    """
+
+    def __init__(self, spec: LinearSpec, entry: Entry, selection: Selection, modules: Sequence[Path]) -> None:
+        """The kernel of an entry whose compiled launches lie at these paths, in order. Raises KvgenError where one cannot be loaded."""
+        self._loaded = [load_as(path, LinearModule) for path in modules]
+        self._by_rows = [self._loaded[index] for index in by_rows(entry)]
+        super().__init__(spec, self._loaded[0], entry.arch, len(self._by_rows) - 1)
+        self.selection = selection
+
+    @property
+    def entry(self) -> Entry | None:
+        """The registry's entry that this kernel comes from; None if it is a back end's default."""
+        return self.selection.entry
+
+    def __repr__(self) -> str:
+        return f"<LinearKernel {self.spec.name} for {self.target}: {self.selection.how}, up to {self.rows} rows>"
+
+    def variant(self, rows: int) -> LinearVariant:
+        """The compiled launch that a call of so many rows takes. Raises ValueError for more than `rows`, TypeError for no integer."""
+        return LinearVariant(self.spec, self._by_rows[checks.whole("rows", rows, 0, self.rows)], self.target, rows)
+
+    def set_threads(self, count: int) -> None:
+        """Threads of the following calls, for CPU kernels. Raises ValueError out of range and for GPU kernels, TypeError for no integer."""
+        set_threads(self.target, self._loaded, count)
+
+    def _serving(self, m: int) -> LinearModule:
+        return self._by_rows[m]

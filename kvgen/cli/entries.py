@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvgen.cli.app import Exit, app
-from kvgen.cli.options import Arch, Json, SpecName, Workloads, parse_shape, parse_workload, require_good, resolve_any_spec
+from kvgen.cli.options import Arch, Json, SpecName, Workloads, parse_for, require_good, resolve_any_spec
 from kvgen.cli.output import describe, microseconds, print_json, print_launches, print_line, print_table
 
 if TYPE_CHECKING:
@@ -123,7 +123,6 @@ def _print_entry(entry: Entry, one: Found) -> None:
 def why(spec_name: SpecName, arch: Arch = None, workload: Workloads = None, as_json: Json = False) -> None:
     """Show which entry get_kernel returns for a spec, why, and which launch each workload takes. Exit code 3 if there is none."""
     from kvgen.registry.select import select, serving, serving_entry
-    from kvgen.spec import MatrixSpec, Workload
     from kvgen.spec.target import resolve
 
     spec = resolve_any_spec(spec_name, arch)
@@ -134,8 +133,7 @@ def why(spec_name: SpecName, arch: Arch = None, workload: Workloads = None, as_j
         if selection.how != "none":
             chosen, selection = serving_entry(spec, target, selection)
             backend, works = chosen.backend, [work] if work else spec.workloads
-            if not isinstance(spec, MatrixSpec):  # its calls take the launch of the nearest shape
-                served = [serving(chosen, spec, one) for one in works if isinstance(one, Workload)]
+            served = [one for one in (serving(chosen, spec, each) for each in works) if one is not None]
         entry = selection.entry
         answers.append({
             "workload": work.key if work else None, "how": selection.how, "key": entry.key if entry else None, "backend": backend,
@@ -153,15 +151,14 @@ def why(spec_name: SpecName, arch: Arch = None, workload: Workloads = None, as_j
 def _served(spec: AnySpec, name: str) -> AnyWorkload:
     """The workload of a name, if a launch serves it. Raises BadParameter."""
     from kvgen.registry.select import require_compiled
-    from kvgen.spec import MatrixSpec
+    from kvgen.spec import KernelSpec, Workload
 
-    if isinstance(spec, MatrixSpec):
-        return parse_shape(name)
-    work = parse_workload(name)
-    try:
-        require_compiled(spec, work)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--workload") from error
+    work = parse_for(spec, name)
+    if isinstance(spec, KernelSpec) and isinstance(work, Workload):
+        try:
+            require_compiled(spec, work)
+        except ValueError as error:
+            raise typer.BadParameter(str(error), param_hint="--workload") from error
     return work
 
 

@@ -14,7 +14,7 @@ from kvgen import arch
 if TYPE_CHECKING:
     from kvgen.lower.backend import Backend
     from kvgen.registry import Found
-    from kvgen.spec import AnySpec, KernelSpec, MatrixShape, Workload
+    from kvgen.spec import AnySpec, AnyWorkload, KernelSpec, LinearShape, MatrixShape, Workload
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 SpecName = Annotated[str, typer.Argument(metavar="SPEC", help="A spec file, or the name of a preset.")]
@@ -26,7 +26,8 @@ Workloads = Annotated[
     typer.Option(
         "--workload",
         metavar="BxL",
-        help="Batch x tokens: 1x32768, 1x32k, 8x32768q4, 48x300-24576, 8x32768:sustained; of a matrix tokens x channels. May be repeated.",
+        help="Batch x tokens: 1x32768, 1x32k, 8x32768q4, 48x300-24576, 8x32768:sustained; of a matrix tokens x channels; of a linear layer "
+        "rows16. May be repeated.",
     ),
 ]
 
@@ -39,8 +40,8 @@ def resolve_spec(name: str, arch: str | None = None, workloads: Sequence[str] | 
 
 
 def resolve_any_spec(name: str, arch: str | None = None, workloads: Sequence[str] | None = None) -> AnySpec:
-    """The same for a spec of any operation; the workloads of a matrix are tokens x channels."""
-    from kvgen.spec import MatrixSpec, load_any_spec, presets
+    """The same for a spec of any operation; the workloads of a matrix are tokens x channels, those of a linear layer rows."""
+    from kvgen.spec import load_any_spec, presets
 
     if Path(name).suffix in (".yaml", ".yml", ".json") or Path(name).exists():
         spec = load_any_spec(Path(name))
@@ -50,8 +51,7 @@ def resolve_any_spec(name: str, arch: str | None = None, workloads: Sequence[str
         raise typer.BadParameter(f"{name!r} is neither a file nor a preset; presets: {', '.join(presets())}")
     changes: dict[str, Any] = {"arch": arch} if arch is not None else {}
     if workloads:
-        parse = parse_shape if isinstance(spec, MatrixSpec) else parse_workload
-        changes["workloads"] = [parse(text).to_json() for text in workloads]
+        changes["workloads"] = [parse_for(spec, text).to_json() for text in workloads]
     return load_any_spec({**spec.to_json(), **changes}) if changes else spec
 
 
@@ -63,6 +63,15 @@ def resolve_backends(names: Sequence[str] | None) -> list[Backend] | None:
         if name not in NAMES:
             raise typer.BadParameter(f"there is no back end {name!r}; choose from {', '.join(NAMES)}")
     return [get_backend(name) for name in names] if names else None
+
+
+def parse_for(spec: AnySpec, text: str) -> AnyWorkload:
+    """The workload of a name, of the kind that a spec has. Raises BadParameter."""
+    from kvgen.spec import LinearSpec, MatrixSpec
+
+    if isinstance(spec, LinearSpec):
+        return parse_rows(text)
+    return parse_shape(text) if isinstance(spec, MatrixSpec) else parse_workload(text)
 
 
 def parse_workload(text: str) -> Workload:
@@ -87,6 +96,20 @@ def parse_shape(text: str) -> MatrixShape:
         return MatrixShape(tokens=int(match[1]), channels=int(match[2]))
     except SpecError as error:
         raise typer.BadParameter(f"shape {text!r} is out of range") from error
+
+
+def parse_rows(text: str) -> LinearShape:
+    """`rows16` or `16`: rows of a linear layer's input. Raises BadParameter."""
+    from kvgen.errors import SpecError
+    from kvgen.spec import LinearShape
+
+    match = re.fullmatch(r"(?:rows)?(\d{1,9})", text)
+    if match is None:
+        raise typer.BadParameter(f"{text!r} is no number of rows; write rows16 or 16")
+    try:
+        return LinearShape(rows=int(match[1]))
+    except SpecError as error:
+        raise typer.BadParameter(f"{text!r} is out of range: 1 to 128 rows") from error
 
 
 def _in_digits(name: str) -> str:

@@ -121,10 +121,16 @@ def print_launches(title: str, entry: Entry) -> None:
 def describe(spec: AnySpec) -> str:
     """A format in a few words."""
     from kvgen.format.codecs import codec_of
-    from kvgen.spec import MatrixSpec
+    from kvgen.spec import LinearSpec, MatrixSpec
 
     if isinstance(spec, MatrixSpec):
         return f"{spec.operation} a matrix, {spec.matrix.dtype}, int{spec.matrix.bits} per {spec.matrix.axis} symmetric"
+    if isinstance(spec, LinearSpec):
+        linear = spec.linear
+        group = "a row" if linear.group == "row" else f"/{linear.group}"
+        also = {"bias": linear.bias, "SiLU and multiply": linear.epilogue == "silu_mul", "residual": linear.epilogue == "add"}
+        code = f"int{linear.bits} {group}{'' if linear.zero else ' symmetric'}"
+        return ", ".join([f"linear {linear.n} x {linear.k}", code, linear.dtype, *(text for text, has in also.items() if has)])
 
     def operand(letter: str, quant: QuantSpec) -> str:
         if not quant.quantized:

@@ -337,6 +337,17 @@ _CUDA_LINEAR = Rules(
     ),
 )
 
+_CPU_LINEAR = Rules(
+    constraints=(
+        Rule("{rows} rows are fewer than the {m} of the workload", lambda p: p.rows >= p.m),
+        Rule("a tile of the gate and one of up are multiplied at once", lambda p: not p.gated or p.tiles > 1),
+    ),
+    hints=(
+        Rule("AMX multiplies whole numbers", lambda p: p.dot == "int16" or p.amx_rows == 129),
+        Rule("{m} rows are fewer than AMX is taken for", lambda p: p.amx_rows <= p.m or p.amx_rows == 129),
+    ),
+)
+
 RULES = {
     "cuda": _CUDA,
     "tilelang": _TILELANG,
@@ -344,5 +355,6 @@ RULES = {
     "cuda-matrix": _CUDA_MATRIX,
     "cpu-matrix": _CPU_MATRIX,
     "cuda-linear": _CUDA_LINEAR,
+    "cpu-linear": _CPU_LINEAR,
 }
 """By the name of a file of `search_spaces`."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from kvgen._resources import templates
 from kvgen.arch import GPUS, Target
-from kvgen.lower.backend import LINEAR_FUNCTIONS, Language, Lowering, Source
+from kvgen.lower.backend import CPU_FLAGS, LINEAR_FUNCTIONS, Language, Lowering, Source
 from kvgen.lower.gpu import wrong_target
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.lower.space import Fact, SearchSpace
@@ -172,3 +172,18 @@ CUDA = LinearLowering(
     _cuda_facts,
 )
 """Matrix instructions whose A operand are the expanded codes."""
+
+
+# --- CPU -----------------------------------------------------------------------------------------------------------------
+
+CPU = LinearLowering(
+    "cpu",
+    ("cpu",),
+    "cpu/linear.cpp.jinja",
+    "c++",
+    {"float16": "kvgen::Half", "bfloat16": "kvgen::Bfloat", "float32": "float"},
+    (128,),
+    lambda spec, _, rows: Params(rows=rows, dot="int16", tiles=4 if spec.linear.n >= 64 else 2, amx_rows=4, prefetch=4),
+    flags=CPU_FLAGS,
+)
+"""Whole numbers over vector and matrix instructions, or floats."""

@@ -1,4 +1,4 @@
-"""Inputs of a workload that are timed: caches or matrices with real data, in as many copies as exceed the device's last-level cache."""
+"""Inputs of a workload that are timed: seeded caches, matrices or weights, in as many copies as exceed the device's last-level cache."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from kvgen.lower.matrix import ELEMENT_BYTES
 from kvgen.measure.measurement import Load, TimingPolicy
 from kvgen.measure.timer import cold_bytes, timer_for
 from kvgen.runtime.calls import Variant
+from kvgen.runtime.linear import LinearVariant
 from kvgen.runtime.matrix import MatrixVariant
-from kvgen.spec import MatrixShape, MatrixSpec, Workload
+from kvgen.spec import LinearShape, MatrixShape, MatrixSpec, Workload
 from kvgen.verify import matrix as reference
 from kvgen.verify.check import WorkloadCaches
 from kvgen.verify.filled import free_bytes
+from kvgen.verify.linear import Case
 
 MOST_COPIES = 64
 FREE_SHARE = 0.8
@@ -147,6 +149,35 @@ class MatrixInputs:
             "scales": (self.matrices, self.scales),
         }[call]
         return timer_for(self.device).time([partial(getattr(module, call), *each) for each in zip(*given, strict=True)], policy)
+
+
+class LinearInputs:
+    """Packed weights and inputs of a call, in as many copies as exceed the device's last-level cache. `nbytes` are the packed bytes."""
+
+    def __init__(self, variant: LinearVariant, shape: LinearShape, device: torch.device | str, cold: int | None = None) -> None:
+        self.shape, self.device = shape, torch.device(device)
+        self.load: Load = "rested"
+        self.case = case = Case(variant, self.device, shape.rows)
+        self.nbytes = case.packed.nbytes
+        cold = cold_bytes(self.device.type) if cold is None else cold
+        count = max(1, min(MOST_COPIES, -(-cold // self.nbytes)))
+        self.packed, self.x = ([x, *(x.clone() for _ in range(count - 1))] for x in (case.packed, case.x))
+        self.outs = [torch.empty((shape.rows, variant.features), dtype=variant.dtype, device=self.device) for _ in range(count)]
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of weights, inputs and outputs."""
+        return sum(x.nbytes for x in (*self.packed, *self.x, *self.outs))
+
+    def time(self, variant: LinearVariant, policy: TimingPolicy) -> tuple[float, ...]:
+        """Samples in µs of a call. Raises MeasureError."""
+        module, case = variant.module, self.case
+        if module.set_threads is not None and policy.threads is not None:
+            module.set_threads(policy.threads)
+        given = zip(self.x, self.packed, self.outs, strict=True)
+        return timer_for(self.device).time(
+            [partial(module.linear, x, packed, case.bias, case.residual, out) for x, packed, out in given], policy
+        )
 
 
 def call_bytes(spec: MatrixSpec, shape: MatrixShape, call: str) -> int:

@@ -12,18 +12,21 @@ from typing import Any
 import torch
 
 from kvgen.errors import CheckError, UnsupportedError
+from kvgen.lower.linear import rows_of
 from kvgen.lower.schedule import layout_of
-from kvgen.measure.inputs import MatrixInputs, NoRoom, WorkloadInputs
+from kvgen.measure.inputs import LinearInputs, MatrixInputs, NoRoom, WorkloadInputs
 from kvgen.measure.measurement import LEAST_ROUNDS, Job, Kind, Measurement, TimingPolicy
 from kvgen.measure.read_roofline import read_roofline
 from kvgen.measure.timer import Power, metered
 from kvgen.runtime.calls import Variant
-from kvgen.runtime.matrix import MatrixVariant, load_matrix
+from kvgen.runtime.linear import load_linear
+from kvgen.runtime.matrix import load_matrix
 from kvgen.runtime.module import load
-from kvgen.spec import MatrixSpec
+from kvgen.spec import KernelSpec, LinearSpec, MatrixSpec
 from kvgen.spec.workloads import MOST_SPREAD, spread
 from kvgen.verify import Check, CheckPolicy
 from kvgen.verify.check import WorkloadCheck, checks_of
+from kvgen.verify.linear import LinearCheck, LinearWorkloadCheck
 from kvgen.verify.matrix import MatrixCheck, MatrixWorkloadCheck
 from kvgen.verify.tolerance import Comparison
 
@@ -53,7 +56,7 @@ def perform(job: Job, stage: Stage) -> Measurement:
     found = Measurement("ok", accuracy=accuracy)
     try:
         stage("load")
-        candidate = Loaded(job)
+        candidate = load_job(job)
         if job.check is not None and not job.check.workloads_only:
             for check in candidate.checks(job.check, accuracy):
                 verify(check)
@@ -127,7 +130,7 @@ def _turns(
             policy = job.timing or TimingPolicy()
             stage("load")
             try:
-                candidate = candidates.get(index) or candidates.setdefault(index, Loaded(job))
+                candidate = candidates.get(index) or candidates.setdefault(index, load_job(job))
                 if candidate.shared_by not in shared:
                     stage("reference")
                     shared[candidate.shared_by] = _kept_inputs(candidate, job)
@@ -162,33 +165,21 @@ class Loaded:
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self.shared_by: Hashable = job.spec.format_id
+        layout = layout_of(job.spec, job.schedule.layout)
+        self._variant: Any = Variant(job.spec, layout, load(job.artifact))
+        self.shared_by: Hashable = (job.spec.format_id, layout.id)
         """Candidates for which this is equal share inputs."""
-        self._variant: Any
-        if isinstance(job.spec, MatrixSpec):
-            self._variant = load_matrix(job.spec, job.artifact)
-        else:
-            layout = layout_of(job.spec, job.schedule.layout)
-            self._variant = Variant(job.spec, layout, load(job.artifact))
-            self.shared_by = job.spec.format_id, layout.id
 
     def checks(self, policy: CheckPolicy, accuracy: dict[str, float]) -> list[Check]:
         """The checks that do not depend on a workload; the largest errors go to `accuracy`."""
-        if isinstance(self._variant, MatrixVariant):
-            return [MatrixCheck(self._variant, self.job.device, policy, accuracy)]
         return checks_of(self._variant, self.job.device, policy, self._comparison(accuracy))
 
-    def inputs(self, cold: int | None) -> WorkloadInputs | MatrixInputs:
+    def inputs(self, cold: int | None) -> Any:
         """Inputs of the job's workload, in as many copies as exceed `cold` bytes."""
-        workload: Any = self.job.workload
-        if isinstance(self._variant, MatrixVariant):
-            return MatrixInputs(self._variant, workload, self.job.device, cold)
-        return WorkloadInputs(self._variant, workload, self.job.device, cold)
+        return WorkloadInputs(self._variant, self.job.workload, self.job.device, cold)
 
     def check_at(self, inputs: Any, accuracy: dict[str, float]) -> Check:
         """The check on the inputs that are timed."""
-        if isinstance(self._variant, MatrixVariant):
-            return MatrixWorkloadCheck(self._variant, inputs.shape.key, inputs.matrices[0], inputs.codes[0], inputs.outs[0], accuracy)
         return WorkloadCheck(self._variant, inputs, self.job.check, self._comparison(accuracy))
 
     def time(self, inputs: Any, policy: TimingPolicy) -> tuple[tuple[float, ...], Power]:
@@ -200,12 +191,60 @@ class Loaded:
 
     def read_us(self, inputs: Any, policy: TimingPolicy) -> float:
         """µs of what no call over the inputs can be faster than, under the workload's load: a pure read of as many bytes, or a copy."""
-        roofline = read_roofline(self.job.target)
-        take = roofline.copies if isinstance(self._variant, MatrixVariant) else roofline.samples
-        return median(take(inputs.nbytes, policy.under(inputs.load)))
+        return median(self._roofline(inputs.nbytes, policy.under(inputs.load)))
+
+    @property
+    def _roofline(self) -> Callable[[int, TimingPolicy], tuple[float, ...]]:
+        return read_roofline(self.job.target).samples
 
     def _comparison(self, accuracy: dict[str, float]) -> Comparison:
         return Comparison(self._variant.spec, torch.device(self.job.device), accuracy, exact=self.job.schedule.exact)
+
+
+class LoadedMatrix(Loaded):
+    """Of an operation on a matrix."""
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.shared_by = job, job.spec.format_id
+        self._variant = load_matrix(job.spec, job.artifact)
+
+    def checks(self, policy: CheckPolicy, accuracy: dict[str, float]) -> list[Check]:
+        return [MatrixCheck(self._variant, self.job.device, policy, accuracy)]
+
+    def inputs(self, cold: int | None) -> MatrixInputs:
+        return MatrixInputs(self._variant, self.job.workload, self.job.device, cold)
+
+    def check_at(self, inputs: Any, accuracy: dict[str, float]) -> Check:
+        return MatrixWorkloadCheck(self._variant, inputs.shape.key, inputs.matrices[0], inputs.codes[0], inputs.outs[0], accuracy)
+
+    @property
+    def _roofline(self) -> Callable[[int, TimingPolicy], tuple[float, ...]]:
+        return read_roofline(self.job.target).copies
+
+
+class LoadedLinear(Loaded):
+    """Of a linear layer."""
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.shared_by = job, job.spec.format_id
+        self._variant = load_linear(job.spec, job.artifact, job.target, rows_of(job.schedule.launch))
+
+    def checks(self, policy: CheckPolicy, accuracy: dict[str, float]) -> list[Check]:
+        return [LinearCheck(self._variant, self.job.device, policy, accuracy)]
+
+    def inputs(self, cold: int | None) -> LinearInputs:
+        return LinearInputs(self._variant, self.job.workload, self.job.device, cold)
+
+    def check_at(self, inputs: Any, accuracy: dict[str, float]) -> Check:
+        return LinearWorkloadCheck(self._variant, inputs.shape.key, inputs.case, accuracy)
+
+
+KINDS: dict[type, Callable[[Job], Loaded]] = {KernelSpec: Loaded, MatrixSpec: LoadedMatrix, LinearSpec: LoadedLinear}
+
+
+def load_job(job: Job) -> Loaded:
+    """The module of a job of any operation; raises as `Loaded` does."""
+    return KINDS[type(job.spec)](job)
 
 
 def _kept_inputs(candidate: Loaded, job: Job) -> Any:

@@ -14,11 +14,12 @@ from kvgen.arch import Target
 from kvgen.errors import HostError, KvgenError, ToolchainMissing, UnsupportedError
 from kvgen.lower import backend as backends
 from kvgen.lower.backend import Backend, Source
+from kvgen.lower.linear import rows_of
 from kvgen.lower.schedule import Schedule, layout_id
 from kvgen.registry.entry import Entry, Launch, call_of, here
 from kvgen.registry.store import Found, Store
 from kvgen.registry.store import stores as all_stores
-from kvgen.spec import AnySpec, AnyWorkload, KernelSpec, Workload
+from kvgen.spec import AnySpec, AnyWorkload, KernelSpec, LinearShape, Workload
 from kvgen.spec.workloads import Timing, apart, coordinates_of, nearest
 from kvgen.toolchain import Artifact, ArtifactCache
 from kvgen.toolchain.compilers import machine
@@ -92,7 +93,7 @@ def select(
             why.append(f"{store.name} ({store.root}): nothing for this format")
         for one in found:
             entry = one.entry
-            if entry is None or (problem := stale(entry, target)) is not None:
+            if entry is None or (problem := stale(entry, target) or _too_few_rows(entry, wanted)) is not None:
                 why.append(f"{one.label}: passed over: {one.problem if entry is None else problem}")
                 continue
             further = len({work.key for work, _ in entry.tuned} - {work.key for work in wanted})
@@ -139,6 +140,13 @@ def stale(entry: Entry, target: Target) -> str | None:
     if layout != entry.layout_id:
         return "it was made for another version of the packed layout"
     return None
+
+
+def _too_few_rows(entry: Entry, wanted: Sequence[AnyWorkload]) -> str | None:
+    """The reason why the launches of a linear layer do not take the rows of these workloads, or None."""
+    most = max((work.rows for work in wanted if isinstance(work, LinearShape)), default=0)
+    compiled = max(rows_of(launch.params) for launch in entry.launches) if most else 0
+    return f"its launches take {compiled} rows, and {most} are asked for" if compiled < most else None
 
 
 def _unfit(candidate: _Candidate) -> str | None:
@@ -240,7 +248,7 @@ def untuned_entry(
 class Serving:
     """The launch that calls of a workload take."""
 
-    workload: Workload
+    workload: AnyWorkload
     index: int
     launch: Launch
     why: str
@@ -263,8 +271,16 @@ def require_compiled(spec: KernelSpec, work: Workload) -> None:
         raise ValueError(f"q_len ({q_len}) is more than attention.q_len ({most}): calls with more query tokens are extend attention")
 
 
-def serving(entry: Entry, spec: KernelSpec, work: Workload) -> Serving:
-    """The launch for a workload, given the traffic of `spec`."""
+def serving(entry: Entry, spec: AnySpec, work: AnyWorkload) -> Serving | None:
+    """The launch for a workload, given the traffic of `spec`. None for an operation on a matrix: the nearest shape's serves."""
+    if isinstance(work, LinearShape):
+        index = by_rows(entry)[work.rows]
+        launch = entry.launches[index]
+        tuned = work.key in launch.workloads and entry.timings
+        why = f"tuned for {work.key}" if tuned else f"compiled for {rows_of(launch.params)} rows"
+        return Serving(work, index, launch, why, None, entry.timing(work))
+    if not isinstance(spec, KernelSpec) or not isinstance(work, Workload):
+        return None
     look_up, call = entry.look_up(spec), call_of(work)
     index = look_up.launch(*call)
     launch = entry.launches[index]
@@ -274,6 +290,21 @@ def serving(entry: Entry, spec: KernelSpec, work: Workload) -> Serving:
     others = [us for number, us in enumerate(times) if entry.launches[number].params != launch.params]
     why = f"of the least modelled time, the next one has {min(others) / times[index]:.2f} times as much" if others else "the only launch"
     return Serving(work, index, launch, why, times[index], None)
+
+
+def by_rows(entry: Entry) -> tuple[int, ...]:
+    """Of a linear layer, the index of the launch for calls of 0, 1, 2 … rows, up to the most that one is compiled for: of those that take
+    so many rows, the one that was tuned for the fewest that are as many, else for the most.
+    """
+    tuned = [(work.rows, entry.launches.index(launch)) for work, launch in entry.tuned if isinstance(work, LinearShape)]
+    compiled = [rows_of(launch.params) for launch in entry.launches]
+    every = [*tuned, *((compiled[index], index) for index, launch in enumerate(entry.launches) if not launch.workloads)]
+
+    def chosen(m: int) -> int:
+        fitting = [one for one in every if compiled[one[1]] >= m]
+        return min(fitting, key=lambda one: (one[0] < m, abs(one[0] - m)))[1]
+
+    return tuple(chosen(m) for m in range(max(compiled) + 1))
 
 
 # --- the modules of its launches -------------------------------------------------------------------------------------------

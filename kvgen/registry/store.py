@@ -20,7 +20,7 @@ from kvgen._resources import generated
 from kvgen.errors import HostError
 from kvgen.files import read_plain
 from kvgen.registry.entry import Damaged, Entry
-from kvgen.spec import AnySpec, MatrixSpec, QuantSpec
+from kvgen.spec import AnySpec, LinearSpec, MatrixSpec, QuantSpec
 from kvgen.toolchain.cache import sync
 
 LOCK = ".lock"
@@ -186,6 +186,11 @@ def format_name(spec: AnySpec) -> str:
     """Readable name of a format, without dots. Formats that differ in what is rare may share it."""
     if isinstance(spec, MatrixSpec):
         return f"{spec.operation}-{spec.matrix.dtype}-{spec.matrix.bits}{spec.matrix.axis[0]}"
+    if isinstance(spec, LinearSpec):
+        linear = spec.linear
+        also = [part for part, has in {"bias": linear.bias, slug(linear.epilogue): linear.epilogue != "none"}.items() if has]
+        code = f"w{linear.bits}{'row' if linear.group == 'row' else f'g{linear.group}'}{'' if linear.zero else 's'}"
+        return "-".join(["linear", f"n{linear.n}k{linear.k}", linear.dtype, code, *also])
     attention, cache = spec.attention, spec.cache
     boosted = f"b{spec.key.boosted(attention.head_dim)}" if spec.key.boost.fraction else ""
     parts = [f"q{attention.q_heads}kv{attention.kv_heads}d{attention.head_dim}", attention.dtype]

@@ -65,6 +65,12 @@ class MatrixModule(Functions):
     scales: Callable[..., Any]
 
 
+class LinearModule(Functions):
+    """A module of a linear layer."""
+
+    linear: Callable[..., Any]
+
+
 def load_library(path: Path) -> tvm_ffi.Module:
     """Load any TVM-FFI shared library. Raises KvgenError if it cannot be loaded."""
     try:

@@ -25,7 +25,7 @@ from kvgen.registry.entry import Entry, here
 from kvgen.registry.select import misfits, stale, tuned_module
 from kvgen.registry.store import Found, Store, format_name
 from kvgen.runtime.device import cannot_run_here
-from kvgen.spec import KernelSpec
+from kvgen.spec import KernelSpec, MatrixSpec
 from kvgen.toolchain import Artifact, ArtifactCache, build
 from kvgen.toolchain.compile import build_all
 from kvgen.toolchain.compilers import machine
@@ -354,7 +354,7 @@ and on a CPU, where starting the read's threads may take longer than a small ker
 def _impossible(entry: Entry) -> Iterator[str]:
     """The claims of an entry that cannot be true."""
     spec = entry.spec
-    limit = FASTER_CPU if entry.arch == "cpu" else FASTER if isinstance(spec, KernelSpec) else FASTER_MATRIX
+    limit = FASTER_CPU if entry.arch == "cpu" else FASTER_MATRIX if isinstance(spec, MatrixSpec) else FASTER
     for timing in entry.timings:
         us = min(timing.us, timing.default_us or timing.us)
         if timing.read_us is not None and timing.read_us > limit * us:

@@ -66,5 +66,5 @@ def test_where_nothing_is_tuned_the_default_says_so(places: Path) -> None:
 def test_each_operation_has_its_own_fetch() -> None:
     with pytest.raises(SpecError, match="get_matrix_kernel takes it"):
         get_kernel({"operation": "quantize"})
-    with pytest.raises(SpecError, match="a spec without it is one of attention"):
+    with pytest.raises(SpecError, match="this spec is of attention, and an operation on a matrix is asked for"):
         get_matrix_kernel({"preset": "kitty", "attention": {"q_heads": 8, "kv_heads": 8, "head_dim": 64}, "value": {"group": 64}})

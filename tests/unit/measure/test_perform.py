@@ -81,7 +81,7 @@ def test_rounds_that_other_load_disturbs_are_repeated_and_the_steadiest_count(
         def read_us(self, inputs: object, policy: TimingPolicy) -> float:
             return 5.0
 
-    monkeypatch.setattr(perform, "Loaded", Steady)
+    monkeypatch.setattr(perform, "load_job", Steady)
     monkeypatch.setattr(perform, "_kept", {})
     jobs = [Job(spec, one, "cpu", Path("/nowhere"), spec.workloads[0], None, TIMING) for one in schedules]
     found = perform.perform_interleaved(jobs, 4, lambda _: None)
