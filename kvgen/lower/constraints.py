@@ -302,17 +302,24 @@ _CUDA_LINEAR = Rules(
         Rule("{warps_n} x {warps_k} warps are more than the 16 of a CTA", lambda p: p.warps_n * p.warps_k <= 16),
         Rule(
             "a CTA of {warps_n} warps of {tiles} tiles does not hold gate and up rows alike",
-            lambda p: not p.gated or p.tiles * p.warps_n > 1,
+            lambda p: not p.gated or p.tiles * p.warps_n % 2 == 0,
         ),
         Rule("sums across CTAs need clusters, and {target} has none", lambda p: p.split == 1 or p.clusters),
+        Rule("{target} has no warp groups", lambda p: p.product == "mma" or p.clusters),
+        Rule("{warps_n} warps are no warp groups of four", lambda p: p.product == "mma" or p.warps_n % 4 == 0),
+        Rule("{stages} stages leave none to copy while two are multiplied", lambda p: p.product == "mma" or p.stages >= 3),
+        Rule("wgmma multiplies 16, 32, 64 or 128 rows", lambda p: p.product == "mma" or p.rows >= 16),
         Rule(
             "{split} CTAs of {warps_k} warps along k have fewer than one stage each of {all_stages}",
             lambda p: p.split * p.warps_k <= p.all_stages,
         ),
-        Rule("sums of {tiles} tiles and {rows} rows exceed the registers of a thread", lambda p: p.registers(p.rows, p.tiles) <= 255),
+        Rule(
+            "sums of {tiles} tiles and {rows} rows exceed the registers of a thread",
+            lambda p: p.registers(p.product, p.rows, p.tiles) <= 255,
+        ),
         Rule(
             "rings of {stages} stages for {warps_k} groups of warps exceed the shared memory of a CTA ({shared_per_cta} bytes)",
-            lambda p: p.shared_bytes(p.rows, p.tiles, p.warps_n, p.warps_k, p.stages) <= p.shared_per_cta,
+            lambda p: p.shared_bytes(p.product, p.rows, p.tiles, p.warps_n, p.warps_k, p.stages) <= p.shared_per_cta,
         ),
         Rule(
             "{ctas} CTAs of {warps_n} x {warps_k} warps exceed the threads of a multiprocessor",
@@ -323,11 +330,11 @@ _CUDA_LINEAR = Rules(
         Rule("{rows} rows are twice as many as {m} need", lambda p: p.rows < 2 * p.m or p.rows == 8),
         Rule(
             "{ctas} CTAs of {warps_n} x {warps_k} warps leave a thread fewer registers than its sums need",
-            lambda p: p.ctas * p.warps_n * p.warps_k * 32 * p.registers(p.rows, p.tiles) <= 65536,
+            lambda p: p.ctas * p.warps_n * p.warps_k * 32 * p.registers(p.product, p.rows, p.tiles) <= 65536,
         ),
         Rule(
             "shared memory holds fewer than {ctas} CTAs",
-            lambda p: p.ctas * (p.shared_bytes(p.rows, p.tiles, p.warps_n, p.warps_k, p.stages) + 1024) <= p.shared_per_sm,
+            lambda p: p.ctas * (p.shared_bytes(p.product, p.rows, p.tiles, p.warps_n, p.warps_k, p.stages) + 1024) <= p.shared_per_sm,
         ),
         Rule(
             "{tiles} tiles of {warps_n} warps and {split} CTAs along k leave half of {processors} multiprocessors idle",

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from kvgen._resources import templates
 from kvgen.arch import GPUS, Target
@@ -17,7 +18,10 @@ from kvgen.lower.template import reached_headers, render
 from kvgen.spec import AnyWorkload, LinearFormat, LinearShape, LinearSpec
 
 NO_LAYOUT = Params()
-MOST_DEFAULTS = 4
+MOST_DEFAULTS = 5
+TILE_ROWS = 16
+REGISTERS = 65536
+"""Of a multiprocessor."""
 
 Launches = Callable[[LinearSpec, Target, int], Params]
 """The launch of the defaults for a spec, a target and a number of rows."""
@@ -108,58 +112,84 @@ def group_of(linear: LinearFormat) -> int:
 
 
 def stage_channels(linear: LinearFormat) -> int:
-    """Channels of a stage of the CUDA kernels (`kStage` of linear/kernel.cuh)."""
+    """Channels of a stage of the CUDA kernels (`kStage` of linear/warp_weights.cuh)."""
     return 128 if linear.k % 128 == 0 else 64
 
 
-def shared_bytes(linear: LinearFormat, rows: int, tiles: int, warps_n: int, warps_k: int, stages: int) -> int:
-    """Shared memory of a CTA (`kMemory` of linear/kernel.cuh): rings of weights and x, or the sums in their place."""
+def shared_bytes(linear: LinearFormat, launch: Mapping[str, Any]) -> int:
+    """Shared memory of a CTA (`shared_bytes` of linear/kernel.cuh): rings of weights and x, or the sums in their place."""
+    rows, tiles, warps_k = launch["rows"], launch["tiles"] * launch["warps_n"], launch["warps_k"]
     stage, group = stage_channels(linear), group_of(linear)
     unit = group or 64
     unit_bytes = 2 * unit * linear.bits + (16 * (2 + linear.zero) if group else 0)
-    slot = warps_n * tiles * (stage // unit) * unit_bytes + rows * (2 * stage + 16)
-    return max(warps_k * stages * slot, warps_k * rows * 4 * (16 * tiles * warps_n + 4))
+    padding = 0 if launch["product"] == "wgmma" else 16
+    slot = tiles * (stage // unit) * unit_bytes + rows * (2 * stage + padding)
+    return max(warps_k * int(launch["stages"]) * slot, warps_k * rows * 4 * (16 * tiles + 4))
 
 
-def registers(linear: LinearFormat, rows: int, tiles: int) -> int:
+def registers(linear: LinearFormat, launch: Mapping[str, Any]) -> int:
     """About as many as a thread of the CUDA kernels needs: sums, fragments of x or of expanded weights, and the rest."""
-    columns, runs = rows // 8, (group_of(linear) or 64) // 64
-    fragments = columns * (8 * runs + 4) if columns <= 4 else 16 * tiles + 8
-    return 4 * tiles * columns + fragments + 48
+    columns, tiles, runs = launch["rows"] // 8, int(launch["tiles"]), (group_of(linear) or 64) // 64
+    sums = 4 * tiles * columns + 44
+    if launch["product"] == "wgmma":
+        return sums + 20 * tiles
+    return sums + (columns * (8 * runs + 4) if columns <= 4 else 16 * tiles + 8)
 
 
 def _cuda_facts(spec: LinearSpec, target: Target) -> dict[str, Fact]:
     gpu, linear = GPUS[target], spec.linear
+    names = ("product", "rows", "tiles", "warps_n", "warps_k", "stages")
     return {
         "clusters": gpu.clusters,
         "processors": gpu.sms,
-        "in_flight": gpu.bytes_in_flight,
         "shared_per_cta": gpu.shared_per_cta,
         "shared_per_sm": gpu.shared_per_sm,
         "all_stages": linear.k // stage_channels(linear),
-        "shared_bytes": lambda *launch: shared_bytes(linear, *launch),
-        "registers": lambda rows, tiles: registers(linear, rows, tiles),
+        "shared_bytes": lambda *launch: shared_bytes(linear, dict(zip(names, launch, strict=True))),
+        "registers": lambda *launch: registers(linear, dict(zip(names[:3], launch, strict=True))),
     }
 
 
 def _on_gpus(spec: LinearSpec, target: Target, rows: int) -> Params:
-    """Few rows: one tile of a warp, many warps along k. Many: more tiles and warps along n, which share x. As many CTAs along k as make
-    one for every multiprocessor.
+    """The shape whose CTAs keep the multiprocessors busy and read the fewest bytes. Every CTA reads the x of its channels: wide ones, and
+    clusters of two that halve the channels, read less of it in all.
     """
     linear, gpu = spec.linear, GPUS[target]
-    all_stages, tiles_of_n = linear.k // stage_channels(linear), linear.n // 16
-    tiles, warps_n, warps_k = (2, 1, 8) if rows <= 16 else (2, 2, 4) if rows <= 64 else (2, 4, 2)
-    warps_k = max(1, min(warps_k, 1 << (all_stages.bit_length() - 1)))
-    split = 1
-    while gpu.clusters and split < 8 and 2 * split * warps_k <= all_stages and -(-tiles_of_n // (tiles * warps_n)) * split < gpu.sms:
-        split *= 2
-    fitting = [stages for stages in (4, 3, 2) if shared_bytes(linear, rows, tiles, warps_n, warps_k, stages) <= gpu.shared_per_cta]
-    while not fitting:  # SM89 has less
-        warps_k //= 2
-        fitting = [stages for stages in (4, 3, 2) if shared_bytes(linear, rows, tiles, warps_n, warps_k, stages) <= gpu.shared_per_cta]
-    launch = {"tiles": tiles, "warps_n": warps_n, "warps_k": warps_k, "stages": fitting[0], "split": split, "ctas": 1}
-    return Params(launch, rows=rows)
+    product = "wgmma" if gpu.clusters and rows >= 64 else "mma"
+    all_stages, all_tiles = linear.k // stage_channels(linear), linear.n // TILE_ROWS
 
+    def fits(launch: Params) -> bool:
+        threads, split = 32 * launch.integer("warps_n") * launch.integer("warps_k"), launch.integer("split")
+        each = max(registers(linear, launch), 64)
+        room = each <= 255 and threads * each <= REGISTERS and threads <= 512 and shared_bytes(linear, launch) <= gpu.shared_per_cta
+        return room and split * launch.integer("warps_k") <= all_stages
+
+    def speed(launch: Params) -> float:
+        blocks, split = launch.integer("tiles") * launch.integer("warps_n"), launch.integer("split")
+        ctas = -(-all_tiles // blocks) * split
+        busy = all_tiles * split / (blocks * gpu.sms * -(-ctas // gpu.sms))
+        return busy / (linear.n * linear.k * linear.bits / 8 + ctas * rows * linear.k / split)  # half of x's bytes, which L2 has
+
+    found = []
+    for split in (1, 2) if gpu.clusters and all_stages >= 8 else (1,):
+        for tiles, warps_n in SHAPES[product]:
+            usual = Params(product=product, rows=rows, tiles=tiles, warps_n=warps_n, split=split, ctas=1)
+            launches = (Params(usual, warps_k=warps_k, stages=stages) for warps_k, stages in RINGS[product])
+            if linear.epilogue != "silu_mul" or tiles * warps_n % 2 == 0:
+                found += [launch for launch in launches if fits(launch)][:1]
+    return max(found, key=speed)
+
+
+SHAPES = {
+    "mma": ((1, 1), (2, 1), (3, 1), (2, 2), (5, 1), (3, 2), (7, 1), (4, 2), (3, 3), (5, 2), (6, 2), (7, 2), (4, 4), (2, 7)),
+    "wgmma": ((1, 4), (1, 8), (2, 8), (1, 12)),
+}
+"""Tiles of a warp and warps along n of the default launches."""
+RINGS = {
+    "mma": tuple((warps_k, stages) for warps_k in (16, 8, 7, 5, 4, 2, 1) for stages in (4, 3, 2)),
+    "wgmma": tuple((warps_k, stages) for warps_k in (2, 1) for stages in (4, 3)),
+}
+"""Warps along k and stages, the best that fit first."""
 
 CUDA = LinearLowering(
     "cuda",
