@@ -98,7 +98,7 @@ def test_an_entry_of_fewer_rows_is_passed_over(tmp_path: Any) -> None:
     spec = spec_of((1, 8))
     entry = entry_of(spec)
     fewer = replace(entry, launches=tuple(replace(one, params=Params({**one.params, "rows": 8})) for one in entry.launches))
-    store = Store("user", tmp_path)
+    store = Store(tmp_path)
     store.put(fewer)
     assert "its launches take 8 rows, and 16 are asked for" in " ".join(select(spec_of((16,)), "cpu", stores=[store]).why)
     assert store.put(entry).name == "linear-n6144k4096-float16-w4g128s.json"
