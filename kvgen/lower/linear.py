@@ -151,8 +151,13 @@ def _cuda_facts(spec: LinearSpec, target: Target) -> dict[str, Fact]:
 
 
 def _on_gpus(spec: LinearSpec, target: Target, rows: int) -> Params:
-    """The shape whose CTAs keep the multiprocessors busy and read the fewest bytes. Every CTA reads the x of its channels: wide ones, and
-    clusters of two that halve the channels, read less of it in all.
+    """The first launch whose clusters leave no multiprocessor without a place."""
+    return next(launch for launch in launches(spec, target, rows) if launch.integer("split") <= 2)
+
+
+def launches(spec: LinearSpec, target: Target, rows: int) -> list[Params]:
+    """Launches for so many rows, those first whose CTAs keep the multiprocessors busy and read the fewest bytes. Every CTA reads the x of
+    its channels: wide ones, and clusters that share the channels, read less of it in all.
     """
     linear, gpu = spec.linear, GPUS[target]
     product = "wgmma" if gpu.clusters and rows >= 64 else "mma"
@@ -166,18 +171,17 @@ def _on_gpus(spec: LinearSpec, target: Target, rows: int) -> Params:
 
     def speed(launch: Params) -> float:
         blocks, split = launch.integer("tiles") * launch.integer("warps_n"), launch.integer("split")
-        ctas = -(-all_tiles // blocks) * split
-        busy = all_tiles * split / (blocks * gpu.sms * -(-ctas // gpu.sms))
+        ctas, at_once = -(-all_tiles // blocks) * split, gpu.resident(split) * split
+        busy = all_tiles * split / (blocks * gpu.sms * -(-ctas // at_once))
         return busy / (linear.n * linear.k * linear.bits / 8 + ctas * rows * linear.k / split)  # half of x's bytes, which L2 has
 
     found = []
-    for split in (1, 2) if gpu.clusters and all_stages >= 8 else (1,):
+    for split in (1, 2, 4) if gpu.clusters and all_stages >= 8 else (1,):
         for tiles, warps_n in SHAPES[product]:
             usual = Params(product=product, rows=rows, tiles=tiles, warps_n=warps_n, split=split, ctas=1)
-            launches = (Params(usual, warps_k=warps_k, stages=stages) for warps_k, stages in RINGS[product])
             if linear.epilogue != "silu_mul" or tiles * warps_n % 2 == 0:
-                found += [launch for launch in launches if fits(launch)][:1]
-    return max(found, key=speed)
+                found += filter(fits, (Params(usual, warps_k=warps_k, stages=stages) for warps_k, stages in RINGS[product]))
+    return sorted(found, key=speed, reverse=True)
 
 
 SHAPES = {
