@@ -142,13 +142,16 @@ KVGEN_INLINE void multiply_bytes(const Stream<C>& weight, const Rows& x, int blo
 #define KVGEN_AMX
 constexpr int kAmxRows = 16;
 
+// GCC does not see that tile instructions read memory: what was written there before this stays before them.
+KVGEN_INLINE void written(const void* at) { asm volatile("" ::"r"(at) : "memory"); }
+
 // Linux lets a process use the tiles once it has asked; then all of its threads may.
 inline bool amx_allowed() {
   static const bool allowed = syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* XFEATURE_XTILEDATA */) == 0;
   return allowed;
 }
 
-// The tile registers of a thread: 0 and 1 are sums [rows, 16] of two tiles of the weight, 2 and 3 parts of x [rows, 32 channels], 4 to 7
+// The tile registers of a thread: 0 and 1 are sums [rows, 16] of two tiles of the weight, 4 and 5 parts of x [rows, 32 channels], 6 and 7
 // codes [16 pairs of channels, 16 rows of 2].
 class AmxRegisters {
  public:
@@ -158,7 +161,8 @@ class AmxRegisters {
       uint16_t bytes[16] = {};
       uint8_t rows[16] = {};
     } config;
-    for (int i = 0; i < 8; ++i) config.bytes[i] = 64, config.rows[i] = static_cast<uint8_t>(i < 4 ? rows : 16);
+    for (int i = 0; i < 8; ++i) config.bytes[i] = 64, config.rows[i] = static_cast<uint8_t>(i < 6 ? rows : 16);
+    written(&config);
     _tile_loadconfig(&config);
   }
   ~AmxRegisters() { _tile_release(); }
@@ -170,8 +174,8 @@ class AmxRegisters {
 template <class C, int T>
 class AmxProducts {
   using L = Layout<C>;
-  static constexpr int width = T < 2 ? 1 : 2, count = T / width;  // tiles of a step, steps of a unit
   static constexpr int digits = C::bits / 4, parts = Parts<C>::parts, halves = kRun / 32;
+  static constexpr int width = T < 2 ? 1 : 2, count = T / width;  // tiles of a step, steps of a unit
 
  public:
   AmxProducts(const Stream<C>& weight, const Rows& x, F32 (*total)[T]) : x_(x), total_(total) {
@@ -188,6 +192,7 @@ class AmxProducts {
           expand(now, s + 1, 1 - turn);
         else if (u + 1 < L::units)
           expand(next, 0, 1 - turn);
+        written(codes_);
         for (int block = 0; block < x.blocks; ++block, ++item) {
           multiply(u, block, turn, item % 2);
           if (item > 0) add(before, 1 - item % 2);
@@ -243,34 +248,28 @@ class AmxProducts {
     const char* at = x_.numbers(block) + int64_t{unit} * L::runs * Parts<C>::run_bytes(x_.height);
     const int part = x_.height * 64;
     _tile_zero(0);
-    if constexpr (width == 2) _tile_zero(1);
+    if constexpr (width > 1) _tile_zero(1);
 #pragma GCC unroll 2
     for (int r = 0; r < L::runs; ++r)
 #pragma GCC unroll 2
       for (int h = 0; h < halves; ++h, at += parts * part) {
-        _tile_loadd(2, at, 64);
-        if constexpr (parts == 2) _tile_loadd(3, at + part, 64);
-        _tile_loadd(4, codes_[turn][r][h][0][0], 64);
-        _tile_dpbf16ps(0, 2, 4);
-        if constexpr (parts == 2) _tile_dpbf16ps(0, 3, 4);
-        if constexpr (width == 2) {
-          _tile_loadd(5, codes_[turn][r][h][1][0], 64);
-          _tile_dpbf16ps(1, 2, 5);
-          if constexpr (parts == 2) _tile_dpbf16ps(1, 3, 5);
-        }
-        if constexpr (digits == 2) {
-          _tile_loadd(6, codes_[turn][r][h][0][1], 64);
-          _tile_dpbf16ps(0, 2, 6);
-          if constexpr (parts == 2) _tile_dpbf16ps(0, 3, 6);
-          if constexpr (width == 2) {
-            _tile_loadd(7, codes_[turn][r][h][1][1], 64);
-            _tile_dpbf16ps(1, 2, 7);
-            if constexpr (parts == 2) _tile_dpbf16ps(1, 3, 7);
+        const auto& codes = codes_[turn][r][h];
+        _tile_loadd(4, at, 64);
+        if constexpr (parts == 2) _tile_loadd(5, at + part, 64);
+#pragma GCC unroll 2
+        for (int digit = 0; digit < digits; ++digit) {
+          _tile_loadd(6, codes[0][digit], 64);
+          _tile_dpbf16ps(0, 4, 6);
+          if constexpr (parts == 2) _tile_dpbf16ps(0, 5, 6);
+          if constexpr (width > 1) {
+            _tile_loadd(7, codes[1][digit], 64);
+            _tile_dpbf16ps(1, 4, 7);
+            if constexpr (parts == 2) _tile_dpbf16ps(1, 5, 7);
           }
         }
       }
     _tile_stored(0, sums_[to][0], 64);
-    if constexpr (width == 2) _tile_stored(1, sums_[to][1], 64);
+    if constexpr (width > 1) _tile_stored(1, sums_[to][1], 64);
   }
 
   KVGEN_INLINE void add(const Item& item, int from) {
