@@ -348,9 +348,10 @@ _CPU_LINEAR = Rules(
     constraints=(
         Rule("{rows} rows are fewer than the {m} of the workload", lambda p: p.rows >= p.m),
         Rule("a tile of the gate and one of up are multiplied at once", lambda p: not p.gated or p.tiles > 1),
+        Rule("int16 would round float32", lambda p: p.dot == "fp32" or p.dtype != "float32"),
     ),
     hints=(
-        Rule("AMX multiplies whole numbers", lambda p: p.dot == "int16" or p.amx_rows == 129),
+        Rule("AMX multiplies numbers of 16 bits", lambda p: p.dot == "int16" or p.amx_rows == 129),
         Rule("{m} rows are fewer than AMX is taken for", lambda p: p.amx_rows <= p.m or p.amx_rows == 129),
     ),
 )

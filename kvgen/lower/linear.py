@@ -210,6 +210,14 @@ CUDA = LinearLowering(
 
 # --- CPU -----------------------------------------------------------------------------------------------------------------
 
+
+def _on_cpus(spec: LinearSpec, target: Target, rows: int) -> Params:
+    """Whole blocks; AMX where it is faster than integers."""
+    del target
+    floats = spec.linear.dtype == "float32"
+    return Params(rows=rows, dot="fp32" if floats else "int16", tiles=4, amx_rows=129 if floats else 4, prefetch=4)
+
+
 CPU = LinearLowering(
     "cpu",
     ("cpu",),
@@ -217,7 +225,7 @@ CPU = LinearLowering(
     "c++",
     {"float16": "kvgen::Half", "bfloat16": "kvgen::Bfloat", "float32": "float"},
     (128,),
-    lambda spec, _, rows: Params(rows=rows, dot="int16", tiles=4 if spec.linear.n >= 64 else 2, amx_rows=4, prefetch=4),
+    _on_cpus,
     flags=CPU_FLAGS,
 )
-"""Whole numbers over vector and matrix instructions, or floats."""
+"""Integers or parts of bfloat16 over vector and matrix instructions, or floats."""
