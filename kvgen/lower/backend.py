@@ -86,7 +86,7 @@ class Lowering(Protocol[S]):
         ...
 
     def defaults(self, spec: S, target: Target) -> tuple[Schedule, ...]:
-        """At most four schedules of one layout that together are near the best for every call, with nothing measured. The first, the
+        """At most five schedules of one layout that together are near the best for every call, with nothing measured. The first, the
         plain one, suits every workload of the spec. Raises UnsupportedError where none does.
         """
         ...

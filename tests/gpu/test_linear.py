@@ -19,11 +19,13 @@ from kvgen.toolchain import build
 from kvgen.verify import CheckPolicy
 from kvgen.verify.linear import LinearCheck, LinearWorkloadCheck, seeded_weight
 
-PLAIN = Params(rows=16, tiles=2, warps_n=1, warps_k=4, stages=4, split=1, ctas=1)
-LAUNCHES: dict[str, dict[str, int]] = {
+PLAIN = Params(product="mma", rows=16, tiles=2, warps_n=1, warps_k=4, stages=4, split=1, ctas=1)
+LAUNCHES: dict[str, dict[str, Any]] = {
     "one warp": {"rows": 8, "tiles": 1, "warps_k": 1},
     "a cluster": {"split": 2, "warps_k": 2},
     "many rows": {"rows": 128, "warps_n": 4, "warps_k": 1, "stages": 2},
+    "a warp group": {"product": "wgmma", "rows": 64, "tiles": 1, "warps_n": 4, "warps_k": 2, "stages": 3},
+    "a cluster of warp groups": {"product": "wgmma", "rows": 128, "tiles": 2, "warps_n": 4, "warps_k": 1, "stages": 3, "split": 2},
     "tiles that do not divide n": {"rows": 32, "tiles": 4, "warps_n": 4, "warps_k": 1, "stages": 2},
 }
 FORMATS: list[dict[str, Any]] = [
@@ -44,13 +46,13 @@ EPILOGUES: list[dict[str, Any]] = [{"bias": True}, {"epilogue": "silu_mul", "bia
 
 def compiled(spec: LinearSpec, launch: Params) -> LinearVariant:
     target = target_of(torch.cuda.get_device_capability())
-    if launch["split"] != 1 and not GPUS[target].clusters:
-        pytest.skip(f"{target} has no clusters")
+    if (launch["split"] != 1 or launch["product"] == "wgmma") and not GPUS[target].clusters:
+        pytest.skip(f"{target} has neither clusters nor warp groups")
     source = get_backend("cuda").lower(spec, Schedule("cuda", NO_LAYOUT, launch), target)
     return load_linear(spec, build(source).path, target, rows_of(launch))
 
 
-def check(linear: dict[str, Any], launch: dict[str, int]) -> None:
+def check(linear: dict[str, Any], launch: dict[str, Any]) -> None:
     spec = LinearSpec(linear=LinearFormat(**{"n": 416, "k": 512, **linear}))
     variant = compiled(spec, Params({**PLAIN, **launch}))
     every = LinearCheck(variant, "cuda", CheckPolicy())

@@ -10,14 +10,14 @@ import pytest
 from kvgen.arch import GPUS
 from kvgen.errors import UnsupportedError
 from kvgen.lower.backend import get_backend
-from kvgen.lower.linear import NO_LAYOUT, rows_of, shared_bytes
+from kvgen.lower.linear import MOST_DEFAULTS, NO_LAYOUT, rows_of, shared_bytes
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.registry.entry import Entry
 from kvgen.registry.select import by_rows, select, serving, untuned_entry
 from kvgen.registry.store import Store
 from kvgen.spec import LinearFormat, LinearShape, LinearSpec
 
-PLAIN = Params(rows=16, tiles=2, warps_n=1, warps_k=8, stages=4, split=1, ctas=1)
+PLAIN = Params(product="mma", rows=16, tiles=2, warps_n=1, warps_k=8, stages=4, split=1, ctas=1)
 
 
 def spec_of(rows: tuple[int, ...] = (1, 16, 128), **linear: Any) -> LinearSpec:
@@ -33,10 +33,12 @@ def spec_of(rows: tuple[int, ...] = (1, 16, 128), **linear: Any) -> LinearSpec:
         ({"split": 8}, {"k": 1024}, "8 CTAs of 8 warps along k have fewer than one stage each of 8"),
         ({"rows": 128, "tiles": 8, "warps_k": 1}, {}, "sums of 8 tiles and 128 rows exceed the registers"),
         ({"stages": 8}, {}, "rings of 8 stages for 8 groups of warps exceed the shared memory"),
+        ({"product": "wgmma"}, {}, "1 warps are no warp groups of four"),
+        ({"product": "wgmma", "warps_n": 4, "warps_k": 1, "rows": 8}, {}, "wgmma multiplies 16, 32, 64 or 128 rows"),
         ({"rows": 24}, {}, "rows = 24 is not one of 8, 16, 32, 64, 128"),
     ],
 )
-def test_schedules_that_no_gpu_runs_are_refused(change: dict[str, int], linear: dict[str, Any], told: str) -> None:
+def test_schedules_that_no_gpu_runs_are_refused(change: dict[str, Any], linear: dict[str, Any], told: str) -> None:
     space = get_backend("cuda").space(spec_of(**linear), "sm90")
     assert space.check(Schedule("cuda", NO_LAYOUT, PLAIN)) == []
     assert any(told in reason for reason in space.check(Schedule("cuda", NO_LAYOUT, Params({**PLAIN, **change}))))
@@ -54,8 +56,9 @@ def test_clusters_and_floats_are_refused_by_name() -> None:
 def test_the_memory_of_a_cta() -> None:
     """Per stage of 128 channels: codes and params of two tiles, and 16 rows of x with 16 bytes between them."""
     linear = spec_of(zero=True, group=64).linear
-    assert shared_bytes(linear, 16, 2, 1, 8, 4) == 8 * 4 * (2 * 2 * (16 * 32 + 48) + 16 * (256 + 16))
-    assert shared_bytes(linear, 128, 8, 4, 1, 2) == 128 * 4 * (16 * 8 * 4 + 4)  # the sums
+    assert shared_bytes(linear, PLAIN) == 8 * 4 * (2 * 2 * (16 * 32 + 48) + 16 * (256 + 16))
+    wide = Params({**PLAIN, "rows": 128, "tiles": 8, "warps_n": 4, "warps_k": 1, "stages": 2})
+    assert shared_bytes(linear, wide) == 128 * 4 * (16 * 8 * 4 + 4)  # the sums
 
 
 @pytest.mark.parametrize("target", GPUS)
@@ -65,7 +68,7 @@ def test_defaults_cover_every_workload(target: Any, shape: tuple[int, int, str])
     spec = spec_of((1, 8, 16, 32, 64, 128), n=n, k=k, group=64, epilogue=epilogue)
     cuda = get_backend("cuda")
     space, defaults = cuda.space(spec, target), cuda.defaults(spec, target)
-    assert len(defaults) <= 4
+    assert len(defaults) <= MOST_DEFAULTS
     assert [problem for one in defaults for problem in space.check(one)] == []
     for work in spec.workloads:
         assert space.check(cuda.default(spec, target, work), work) == []
