@@ -13,6 +13,7 @@ WINDOW = 24
 SLIDING = "sliding_attention"
 MORE: dict[str, dict[str, Any]] = {
     "llama": {},
+    "qwen2": {},
     "qwen3": {},
     "gemma2": {"sliding_window": WINDOW, "query_pre_attn_scalar": 32, "attn_logit_softcapping": 5.0},
     "mistral": {"sliding_window": WINDOW},

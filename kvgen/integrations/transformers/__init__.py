@@ -16,8 +16,19 @@ if not version("transformers").startswith("5."):
 
 from kvgen.integrations.transformers.attention import register  # noqa: E402
 from kvgen.integrations.transformers.cache import CACHE_ARGUMENT, KvgenCache, layer_specs  # noqa: E402
+from kvgen.integrations.transformers.checkpoints import load_quantized, save_quantized  # noqa: E402
 from kvgen.integrations.transformers.loop import DecodeLoop  # noqa: E402
+from kvgen.integrations.transformers.weights import quantize_weights, quantized_linears  # noqa: E402
 
 register()
 
-__all__ = ["CACHE_ARGUMENT", "DecodeLoop", "KvgenCache", "layer_specs"]
+__all__ = [
+    "CACHE_ARGUMENT",
+    "DecodeLoop",
+    "KvgenCache",
+    "layer_specs",
+    "load_quantized",
+    "quantize_weights",
+    "quantized_linears",
+    "save_quantized",
+]

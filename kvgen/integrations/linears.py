@@ -1,0 +1,164 @@
+"""`QuantizedLinear`: a linear layer over packed weights as a torch module, in eager models, CUDA graphs and under torch.compile.
+
+In compiled models a product is one opaque operator, `kvgen::linear`, which names its layer by a number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from kvgen.api import get_linear_kernel
+from kvgen.errors import KvgenError
+from kvgen.format.dtypes import torch_dtype
+from kvgen.spec import LinearSpec
+
+_layers: WeakValueDictionary[int, QuantizedLinear] = WeakValueDictionary()
+"""Of this process, by the number that compiled graphs name them by."""
+_numbers = count()
+
+
+class QuantizedLinear(nn.Module):
+    """y = epilogue(x W^T + bias) with W packed: x [..., k] to [..., n], or n / 2 with the epilogue silu_mul; x and y of the spec's dtype.
+
+    **Rows.** Kernels are compiled for a few rows. A call with more than `rows`, such as a prompt, dequantizes the whole weight into
+    temporary memory ([n, k] in the spec's dtype) and multiplies with torch. `wide_calls` counts these calls; a layer that is made with
+    `wide="refuse"` raises ValueError in place of them.
+    """
+
+    packed: Tensor
+    bias: Tensor | None
+    place: Any = None
+    """Where `quantize_weights` put it in a model."""
+
+    def __init__(self, spec: LinearSpec, packed: Tensor, bias: Tensor | None = None, *, wide: str = "dequantize") -> None:
+        """`packed` is what the spec's kernel packs, `bias` [n] in the spec's dtype where `linear.bias` is set.
+
+        Raises as `get_linear_kernel` does, and ValueError for a bias that the spec does not have, or lacks, or another `wide`.
+        """
+        super().__init__()
+        if wide not in ("dequantize", "refuse"):
+            raise ValueError(f'wide must be "dequantize" or "refuse", not {wide!r:.40}')
+        if (bias is not None) != spec.linear.bias or spec.linear.epilogue == "add":
+            raise ValueError(f"{spec.name}: bias is given where linear.bias says so, and the epilogue is none or silu_mul")
+        self.spec, self.wide = spec, wide
+        self.kernel = get_linear_kernel(spec)
+        self.register_buffer("packed", packed)
+        self.register_buffer("bias", None if bias is None else bias.contiguous())
+        self.in_features, self.gated = spec.linear.k, spec.linear.epilogue == "silu_mul"
+        self.out_features = spec.linear.n // 2 if self.gated else spec.linear.n
+        self.rows = self.kernel.rows
+        """Most rows of a call that takes the kernel; with 0 every call dequantizes."""
+        self.wide_calls = 0
+        """Calls with more rows."""
+        self.number = next(_numbers)
+        _layers[self.number] = self
+
+    def extra_repr(self) -> str:
+        linear = self.spec.linear
+        return f"{self.in_features}, {self.out_features}, bits={linear.bits}, group={linear.group}, epilogue={linear.epilogue}"
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., k] to [..., out_features]. Raises ValueError on wrong tensors, and where a gradient is asked for."""
+        if torch.compiler.is_compiling():
+            out: Tensor = linear(x, self.packed, self.bias, self.number, self.out_features)
+            return out
+        return self.run(x, self.packed, self.bias)
+
+    def run(self, x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+        """`forward` over a layer's tensors, outside of a compiled graph."""
+        if x.requires_grad and torch.is_grad_enabled():
+            raise ValueError("kvgen's kernels have no gradient: call the model within torch.no_grad()")
+        rows = x.reshape(-1, self.in_features)
+        if rows.stride(1) != 1:
+            rows = rows.contiguous()
+        if len(rows) > self.rows:
+            return self._wide(rows, packed, bias).view(*x.shape[:-1], self.out_features)
+        out = torch.empty((*x.shape[:-1], self.out_features), dtype=x.dtype, device=x.device)
+        self.kernel(rows, packed, bias=bias, out=out.view(-1, self.out_features))
+        return out
+
+    def dequantize(self) -> Tensor:
+        """The matrix that is meant, [n, k] in the spec's dtype: with silu_mul the rows of gate, then those of up."""
+        return self.kernel.dequantize(self.packed)
+
+    def _wide(self, rows: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+        if self.wide == "refuse":
+            raise ValueError(f"{self.spec.name}: {len(rows)} rows, and its kernel is compiled for {self.kernel.rows} at most")
+        self.wide_calls += 1
+        out = functional.linear(rows, self.kernel.dequantize(packed), bias)
+        if not self.gated:
+            return out
+        gate, up = out.chunk(2, -1)
+        return functional.silu(gate).mul_(up)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QuantizedLinear:
+        """What `to`, `half` and the like do to every module: nothing here. Raises TypeError where a layer would change."""
+        del recurse
+        changed = fn(self.packed.new_empty(0, dtype=torch_dtype(self.spec.linear.dtype)))
+        if changed.dtype != torch_dtype(self.spec.linear.dtype) or changed.device != self.packed.device:
+            raise TypeError(
+                f"{self.spec.name} stays {self.spec.linear.dtype} on {self.packed.device}: quantize the model where it runs, in its dtype"
+            )
+        return self
+
+
+class JointLinear(QuantizedLinear):
+    """Several linear layers over the same input as one product. `parts()` are modules in place of the layers.
+
+    The first part that is given an input multiplies for all of them.
+    """
+
+    def __init__(self, spec: LinearSpec, packed: Tensor, bias: Tensor | None, sizes: Sequence[int], *, wide: str = "dequantize") -> None:
+        """`sizes` are the output channels of the layers, in the order of their rows in the weight."""
+        super().__init__(spec, packed, bias, wide=wide)
+        self.sizes = tuple(sizes)
+        self.held: tuple[Tensor, tuple[Tensor, ...]] | None = None
+        """The input whose products are not all taken yet, and they."""
+
+    def parts(self) -> list[Part]:
+        """A module for each layer."""
+        return [Part(self, index) for index in range(len(self.sizes))]
+
+
+class Part(nn.Module):
+    """One layer of a `JointLinear`, which owns the tensors. It has none."""
+
+    def __init__(self, joint: JointLinear, index: int) -> None:
+        super().__init__()
+        self._joint = (joint,)  # in a tuple, it is no submodule: it has its place in the model
+        self._index, self._last = index, index == len(joint.sizes) - 1
+        self.in_features, self.out_features = joint.in_features, joint.sizes[index]
+
+    def extra_repr(self) -> str:
+        return f"{self.in_features}, {self.out_features}, part {self._index + 1} of {len(self._joint[0].sizes)}"
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As `QuantizedLinear.forward`: a view of the joint product."""
+        joint = self._joint[0]
+        held = joint.held
+        if held is None or held[0] is not x:
+            held = x, joint(x).split(joint.sizes, -1)
+        joint.held = None if self._last else held
+        return held[1][self._index]
+
+
+@torch.library.custom_op("kvgen::linear", mutates_args=())
+def linear(x: Tensor, packed: Tensor, bias: Tensor | None, layer: int, n: int) -> Tensor:
+    """A `QuantizedLinear` in a compiled model: x [..., k] to [..., n]. Raises KvgenError for a layer that is no more."""
+    del n
+    found = _layers.get(layer)
+    if found is None:
+        raise KvgenError("a compiled graph runs where its layers were made, and as long as they are there")
+    return found.run(x, packed, bias)
+
+
+@linear.register_fake
+def _(x: Tensor, packed: Tensor, bias: Tensor | None, layer: int, n: int) -> Tensor:  # noqa: ARG001
+    return torch.empty((*x.shape[:-1], n), dtype=x.dtype, device=x.device)
