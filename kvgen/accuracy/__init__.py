@@ -22,6 +22,10 @@ SAME_AS = {"qserve-int8": "turbomind-int8", "qserve-int4": "turbomind-int4", "in
 """Presets that store the same codes as another one, but for the type of what is not quantized."""
 SHIPPED = Path(__file__).with_name("formats.csv")
 """`kvgen accuracy --csv` of all formats."""
+WEIGHTS = Path(__file__).with_name("weights.csv")
+"""`kvgen accuracy --weights` of all formats of weights."""
+BESIDE_WEIGHTS = ("16-bit", "k8v8", "bitdecoding-int4")
+"""The formats of caches that a table of weights has: with 16, 8 and 4 bits."""
 SHORT = ("k8v8", "bitdecoding-int4", "turbomind-int4", "saw-int4", "k4v2", "k2v4", "kitty")
 """The formats of a CPU's table, which is made in minutes."""
 
@@ -49,6 +53,21 @@ def formats() -> dict[str, dict[str, Any]]:
         "kitty-static": {"preset": "kitty", "key": {"boost": {"select": "static"}}},
         "kitty-no-boost": {"preset": "kitty", "key": {"boost": {"fraction": 0.0}}},
         "kitty-no-window": {"preset": "kitty", "cache": {"sink": 0, "local": 0}},
+    }
+
+
+def weight_formats() -> dict[str, dict[str, Any]]:
+    """Formats of weights by name: arguments of `quantize_weights`. The head keeps 16 bits where the name does not mention it."""
+    int4, int8 = {"bits": 4, "group": 64}, {"bits": 8, "group": 64}
+    return {
+        "int8": {"spec": int8},
+        "int8-rows": {"spec": {**int8, "group": "row"}},
+        "int4": {"spec": int4},
+        "int4-mse": {"spec": int4, "clip": "mse"},
+        "int4-zeros": {"spec": {**int4, "zero": True}},
+        "int4-zeros-mse": {"spec": {**int4, "zero": True}, "clip": "mse"},
+        "int4-128": {"spec": {**int4, "group": 128}},
+        "int4-head8": {"spec": int4, "head": int8},
     }
 
 

@@ -4,7 +4,8 @@ A passage runs over a format's cache in chunks that end where a block is packed.
 packed blocks and the 16-bit residual that it would see if the tokens were decoded one by one. The prompt of a question runs once, over a
 cache of 16 bits, and every format packs the same K and V; questions and answers then run over the packed prompt.
 
-The measure for everything is the model over transformers' own cache in the model's dtype, with torch's attention.
+The measure for everything is the model over transformers' own cache in the model's dtype, with torch's attention, and with weights in
+that dtype. A model with quantized weights runs its prompts itself, as it would where it serves.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from statistics import fmean
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ import torch
 from torch import Tensor
 
 from kvgen import __version__
+from kvgen.accuracy import weight_formats
 from kvgen.accuracy.texts import Questions, Text, packaged_file, passages, questions
 from kvgen.api import FallbackWarning, get_kernel
 from kvgen.errors import CheckError, CompileError, KvgenError, SpecError, UnsupportedError
@@ -38,6 +40,8 @@ from kvgen.spec import KernelSpec
 
 STOCK = "transformers"
 """The format's name of the cache that others are compared with."""
+WHOLE = "16-bit"
+"""The format's name of weights that are not quantized."""
 MEASURES = ("perplexity", "increase", "kl", "agreement")
 RETRIEVAL = ("pairs", "passkey")
 LEAST_ASKED = 512
@@ -54,9 +58,6 @@ PERCENT = (2.5, 97.5)
 Told = Callable[[str], None]
 Record = dict[str, Any]
 Pair = tuple[Tensor | None, Tensor | None]
-Scales = Mapping[str, Sequence[Pair]]
-"""By format, of K and of V of every layer."""
-NONE: Scales = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,21 @@ class Subject:
     def dtype(self) -> str:
         """Of weights and queries."""
         return str(self.model.dtype).removeprefix("torch.")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What is compared: a format of the cache, and of weights."""
+
+    form: str
+    weights: str
+    weight_bits: float
+    """Per weight of a quantized layer, with scales of 16 bits and zeros of 8."""
+    model: Any
+    """The model that runs."""
+    specs: Sequence[KernelSpec]
+    scales: Sequence[Pair] | None = None
+    """Static ones of K and V of every layer."""
 
 
 @dataclass(frozen=True)
@@ -142,11 +158,13 @@ def evaluate(
     sizes: Sizes,
     told: Told = lambda _: None,
     kept: Callable[[list[Record]], None] = lambda _: None,
+    weights: Sequence[str] = (),
 ) -> list[Record]:
     """A record of every format, measure, text and context: its value with the ends of a 95 % interval.
 
     Formats are mappings without heads, as `layer_specs` takes them; those that a layer of the model cannot have are told and left out.
-    `kept` is given all records so far after every text, and after every kind and length of questions.
+    `weights` are names of `weight_formats`, with each of which every format is measured in place of 16-bit weights. `kept` is given all
+    records so far after every text, and after every kind and length of questions.
     Raises KvgenError where the context is beyond the model's limit or a text is too short.
     """
     records: list[Record] = []
@@ -160,11 +178,17 @@ def evaluate(
             "device": here("cpu" if subject.device.type == "cpu" else "sm90")["name"], "torch": torch.__version__, "kvgen": __version__,
             "date": datetime.now(timezone.utc).date().isoformat(),
         }  # fmt: skip
-        for figures in _figures(subject, specs, texts, sizes, told):
+        scales = calibrated(subject, specs, texts, sizes)
+        variants = {
+            f"{kind} {name}": Variant(name, kind, bits, model, mine, scales.get(name))
+            for kind, (bits, model) in _models(subject, weights, told).items()
+            for name, mine in specs.items()
+        }
+        for figures in _figures(subject, variants, texts, sizes, told):
             read = [text for text in texts if text.kind in figures[STOCK]]
             source = {"model": subject.name, "dtype": subject.dtype, "texts": "; ".join(f"{text.kind}: {text.source}" for text in read)}
             records = [
-                {**size_of(name, specs.get(name)), **record, **source, **about}
+                {**size_of(variants.get(name)), **record, **source, **about}
                 for name, parts in figures.items()
                 for record in _records({key: torch.cat(found) for key, found in parts.items()}, figures[STOCK], read, sizes)
             ]
@@ -172,34 +196,60 @@ def evaluate(
     return records
 
 
+def _models(subject: Subject, weights: Sequence[str], told: Told) -> dict[str, tuple[float, Any]]:
+    """The models that are measured, by the format of their weights, with the bits of a weight. Raises KvgenError where none is left."""
+    if not weights:
+        return {WHOLE: (16.0, subject.model)}
+    from kvgen.integrations.transformers import quantize_weights
+
+    found = {}
+    for name in weights:
+        how = weight_formats()[name]
+        model = deepcopy(subject.model)
+        try:
+            layers = quantize_weights(model, **how)
+        except (UnsupportedError, ValueError) as error:
+            told(f"weights in {name} are left out: {error}")
+            continue
+        elements = [layer.spec.linear.n * layer.spec.linear.k for layer in layers.values()]
+        bits = [
+            linear.bits + (16 + 8 * linear.zero) * linear.groups / linear.k for linear in (layer.spec.linear for layer in layers.values())
+        ]
+        found[name] = sum(each * of for each, of in zip(bits, elements, strict=True)) / sum(elements), model
+    if not found:
+        raise KvgenError(f"{subject.name} can have none of these formats of weights")
+    return found
+
+
 def _figures(
-    subject: Subject, specs: Mapping[str, Sequence[KernelSpec]], texts: Sequence[Text], sizes: Sizes, told: Told
+    subject: Subject, variants: Mapping[str, Variant], texts: Sequence[Text], sizes: Sizes, told: Told
 ) -> Iterator[dict[str, dict[str, list[Tensor]]]]:
-    """For each format, and for the stock cache, what `language` gives by text, and `retrieval` by kind and length: what there is after
+    """For each variant, and for the stock cache, what `language` gives by text, and `retrieval` by kind and length: what there is after
     each.
     """
-    heads = [spec.attention for spec in next(iter(specs.values()))]
+    heads = [spec.attention for spec in next(iter(variants.values())).specs]
     states = 3 * sum(2 * one.kv_heads * one.head_dim for one in heads)  # of the stock cache, a copy, and at most as much of a format
     vocabulary = subject.model.config.get_text_config(decoder=True).vocab_size
-    figures: dict[str, dict[str, list[Tensor]]] = {name: {} for name in (STOCK, *specs)}
-    scales = calibrated(subject, specs, texts, sizes)
+    figures: dict[str, dict[str, list[Tensor]]] = {name: {} for name in (STOCK, *variants)}
     for text in texts:
         ids = passages(subject.tokenizer, text, sizes.passages, sizes.context, sizes.seed).to(subject.device)
         for rows in torch.split(ids, fitting(subject, sizes.context, vocabulary)):
-            for name, found in language(subject.model, specs, rows, scales).items():
+            for name, found in language(subject.model, variants, rows).items():
                 figures[name].setdefault(text.kind, []).append(found)
         told(f"{text.kind}: {ids.numel()} tokens")
         yield figures
     for context in sizes.asked:
         for kind in RETRIEVAL:
             asked = questions(subject.tokenizer, kind, texts[0], sizes.questions, context, sizes.seed)
-            for name, found in retrieval(subject.model, specs, asked, fitting(subject, context, states), scales).items():
+            for name, found in retrieval(subject.model, variants, asked, fitting(subject, context, states)).items():
                 figures[name][f"{kind} {context}"] = [found]
             told(f"{kind} over {context} tokens")
             yield figures
 
 
-def calibrated(subject: Subject, specs: Mapping[str, Sequence[KernelSpec]], texts: Sequence[Text], sizes: Sizes) -> Scales:
+def calibrated(
+    subject: Subject, specs: Mapping[str, Sequence[KernelSpec]], texts: Sequence[Text], sizes: Sizes
+) -> dict[str, Sequence[Pair]]:
     """Scales of every layer for the formats that have static ones: by the largest magnitudes over a passage of each text that is not
     drawn as those that are measured.
     """
@@ -261,21 +311,21 @@ def fitting(subject: Subject, tokens: int, width: int) -> int:
 # --- passes over the model -----------------------------------------------------------------------------------------------------
 
 
-def language(model: Any, formats: Mapping[str, Sequence[KernelSpec]], ids: Tensor, scales: Scales = NONE) -> dict[str, Tensor]:
-    """For every format, and for the stock cache: of each predicted token of `ids` [passages, tokens], what `compared` gives.
+def language(model: Any, variants: Mapping[str, Variant], ids: Tensor) -> dict[str, Tensor]:
+    """For every variant, and for the stock cache: of each predicted token of `ids` [passages, tokens], what `compared` gives.
 
     float32 [passages, 3, tokens - 1] on the host.
     """
     fed, target = ids[:, :-1], ids[:, 1:]
     wanted = stock_logits(model, fed)
-    found = {name: torch.empty(ids.shape[0], 3, fed.shape[1]) for name in (STOCK, *formats)}
+    found = {name: torch.empty(ids.shape[0], 3, fed.shape[1]) for name in (STOCK, *variants)}
     for first in range(0, fed.shape[1], CHUNK):
         here = slice(first, first + CHUNK)
         found[STOCK][:, :, here] = compared(wanted[:, here], wanted[:, here], target[:, here]).cpu()
-    for name, specs in formats.items():
-        cache = cache_of(model, specs, ids, scales.get(name))
+    for name, variant in variants.items():
+        cache = cache_of(variant.model, variant.specs, ids, variant.scales)
         for here in chunks(cache, 0, fed.shape[1]):
-            logits = model(fed[:, here], **cache.argument, use_cache=True).logits
+            logits = variant.model(fed[:, here], **cache.argument, use_cache=True).logits
             found[name][:, :, here] = compared(logits, wanted[:, here], target[:, here]).cpu()
     return found
 
@@ -294,14 +344,13 @@ def compared(logits: Tensor, wanted: Tensor, target: Tensor) -> Tensor:
     return torch.cat(parts, 1).view(len(parts[0]), *target.shape).transpose(0, 1)
 
 
-def retrieval(
-    model: Any, formats: Mapping[str, Sequence[KernelSpec]], asked: Questions, together: int, scales: Scales = NONE
-) -> dict[str, Tensor]:
-    """For every format, and for the stock cache: 1 where all tokens of an answer are the likeliest ones, float32 [contexts, depths].
+def retrieval(model: Any, variants: Mapping[str, Variant], asked: Questions, together: int) -> dict[str, Tensor]:
+    """For every variant, and for the stock cache: 1 where all tokens of an answer are the likeliest ones, float32 [contexts, depths].
 
     Greedy decoding gives exactly these answers. Every question follows the right answers to those before it.
     """
-    found: dict[str, list[Tensor]] = {name: [] for name in (STOCK, *formats)}
+    found: dict[str, list[Tensor]] = {name: [] for name in (STOCK, *variants)}
+    models = {WHOLE: model, **{variant.weights: variant.model for variant in variants.values()}}
     for number in range(0, len(asked.ids), together):
         rows = asked.ids[number : number + together]
         ids = rows.to(model.device)
@@ -315,18 +364,20 @@ def retrieval(
                 for row in range(len(rows))
             ])  # fmt: skip
 
-        stock = stock_cache(model)
-        for part in torch.split(prompt, CHUNK, 1):
-            model(part, **_argument(stock), use_cache=True, logits_to_keep=1)
-        states = [(layer.keys.clone(), layer.values.clone()) for layer in stock.layers]
-        found[STOCK].append(hits(model(tail, **_argument(stock), use_cache=True).logits.argmax(-1)))
-        del stock
-        for name, specs in formats.items():
-            cache = cache_of(model, specs, ids, scales.get(name))
-            cache.append(states)
-            parts = [model(ids[:, here], **cache.argument, use_cache=True).logits.argmax(-1)
-                     for here in chunks(cache, asked.prompt, ids.shape[1])]  # fmt: skip
-            found[name].append(hits(torch.cat(parts, 1)))
+        for kind, runs in models.items():
+            stock = stock_cache(runs)
+            for part in torch.split(prompt, CHUNK, 1):
+                runs(part, **_argument(stock), use_cache=True, logits_to_keep=1)
+            states = [(layer.keys.clone(), layer.values.clone()) for layer in stock.layers]
+            if kind == WHOLE:
+                found[STOCK].append(hits(runs(tail, **_argument(stock), use_cache=True).logits.argmax(-1)))
+            del stock
+            for name, variant in ((name, each) for name, each in variants.items() if each.weights == kind):
+                cache = cache_of(runs, variant.specs, ids, variant.scales)
+                cache.append(states)
+                parts = [runs(ids[:, here], **cache.argument, use_cache=True).logits.argmax(-1)
+                         for here in chunks(cache, asked.prompt, ids.shape[1])]  # fmt: skip
+                found[name].append(hits(torch.cat(parts, 1)))
     return {name: torch.cat(parts) for name, parts in found.items()}
 
 
@@ -378,12 +429,16 @@ def _argument(cache: Any) -> dict[str, Any]:
 # --- figures -----------------------------------------------------------------------------------------------------------------
 
 
-def size_of(name: str, specs: Sequence[KernelSpec] | None) -> dict[str, Any]:
-    """A format's name, bits per element with scales of 16 bits, mean over layers, and tokens that stay in 16; None: the stock cache."""
-    if specs is None:
-        return {"format": name, "bits": 16.0, "unquantized_tokens": 0}
-    bits = fmean(bits_per_element(replace(spec, attention=replace(spec.attention, dtype="float16"))) for spec in specs)
-    return {"format": name, "bits": bits, "unquantized_tokens": max(spec.cache.unpacked for spec in specs)}
+def size_of(variant: Variant | None) -> dict[str, Any]:
+    """A format's name, bits per element with scales of 16 bits, mean over layers, and tokens that stay in 16; the format of weights and
+    their bits. None: the stock cache.
+    """
+    if variant is None:
+        return {"format": STOCK, "bits": 16.0, "unquantized_tokens": 0, "weights": WHOLE, "weight_bits": 16.0}
+    bits = fmean(bits_per_element(replace(spec, attention=replace(spec.attention, dtype="float16"))) for spec in variant.specs)
+    unpacked = max(spec.cache.unpacked for spec in variant.specs)
+    cache = {"format": variant.form, "bits": bits, "unquantized_tokens": unpacked}
+    return {**cache, "weights": variant.weights, "weight_bits": variant.weight_bits}
 
 
 def _records(mine: Mapping[str, Tensor], stock: Mapping[str, Sequence[Tensor]], texts: Sequence[Text], sizes: Sizes) -> list[Record]:

@@ -76,6 +76,10 @@ def accuracy(
     ends: Annotated[
         int | None, typer.Option("--layers-in-8-bits", metavar="N", min=1, help="Give so many first and so many last layers 8 bits.")
     ] = None,
+    weights: Annotated[
+        list[str] | None,
+        typer.Option("--weights", metavar="NAME", help="Quantize the weights, too: int4, int8, int4-mse … or all; may be repeated."),
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of passages, questions and intervals.")] = 0,
     dtype: Annotated[
         str | None, typer.Option("--dtype", help=f"Of the model: {', '.join(DTYPES)}; by default its own, on a CPU float32.")
@@ -89,15 +93,19 @@ def accuracy(
         raise typer.BadParameter(f"--dtype is one of {', '.join(DTYPES)}, not {dtype!r}")
     import pandas as pd
 
-    from kvgen.accuracy import SHORT, evaluate, formats
+    from kvgen.accuracy import BESIDE_WEIGHTS, SHORT, evaluate, formats, weight_formats
     from kvgen.accuracy.texts import given_texts, packaged_texts
     from kvgen.bench.run import write_csv
 
     chosen = {} if not specs else _named(specs)
+    kinds = list(weight_formats()) if weights == ["all"] else list(dict.fromkeys(weights or ()))
+    if unknown := [name for name in kinds if name not in weight_formats()]:
+        raise typer.BadParameter(f"there is no format of weights {unknown[0]!r}; formats: {', '.join(weight_formats())}, or all")
     read = given_texts(texts) if texts else packaged_texts()
     subject = evaluate.load(model, dtype)
     gpu = subject.device.type == "cuda"
-    chosen = chosen or {name: form for name, form in formats().items() if gpu or name in SHORT}
+    usually = BESIDE_WEIGHTS if kinds else formats() if gpu else SHORT
+    chosen = chosen or {name: form for name, form in formats().items() if name in usually}
     if ends is not None:
         eight = {"layers": ends, "key": {"bits": 8}, "value": {"bits": 8}}
         chosen = {f"{name}-ends-8": {**form, "ends": eight} for name, form in chosen.items()}
@@ -108,15 +116,15 @@ def accuracy(
         if csv is not None:
             write_csv(csv, pd.DataFrame(records))
 
-    records = evaluate.evaluate(subject, chosen, read, sizes, lambda line: typer.echo(line, err=True), kept)
+    records = evaluate.evaluate(subject, chosen, read, sizes, lambda line: typer.echo(line, err=True), kept, kinds)
     frame = pd.DataFrame(records)
     if as_json:
         print_json(records)
         return
-    longest = frame[(frame.text == "all") & (frame.context == sizes.context)].set_index(["format", "measure"])
+    longest = frame[(frame.text == "all") & (frame.context == sizes.context)].set_index(["weights", "format", "measure"])
     rows = []
-    for name in frame.format.unique():
-        mine = longest.loc[name]
+    for kind, name in frame[["weights", "format"]].drop_duplicates().itertuples(index=False):
+        mine = longest.loc[kind, name]
 
         def told(measure: str, form: str, mine: pd.DataFrame = mine) -> str:
             one = mine.loc[measure]
@@ -124,9 +132,20 @@ def accuracy(
 
         shares = [told(measure, ".1%") for measure in ("agreement", "passkey", "pairs")]
         size = [f"{mine.bits.iloc[0]:.3f}", str(mine.unquantized_tokens.iloc[0])]
-        rows.append([name, *size, f"{mine.loc['perplexity'].value:.3f}", told("increase", "+.2%"), told("kl", ".2g"), *shares])
-    columns = ["format", "bits", "tokens in 16 bits", "perplexity", "increase", "KL, nats", "greedy tokens", "passkeys", "pairs"]
-    print_table(f"{subject.name} at {sizes.context} tokens, 95 % intervals", columns, rows, right=columns[1:])
+        rows.append(
+            [
+                *([kind] if kinds else []),
+                name,
+                *size,
+                f"{mine.loc['perplexity'].value:.3f}",
+                told("increase", "+.2%"),
+                told("kl", ".2g"),
+                *shares,
+            ]
+        )
+    measures = ["bits", "tokens in 16 bits", "perplexity", "increase", "KL, nats", "greedy tokens", "passkeys", "pairs"]
+    columns = [*(["weights"] if kinds else []), "format", *measures]
+    print_table(f"{subject.name} at {sizes.context} tokens, 95 % intervals", columns, rows, right=measures)
 
 
 def _named(names: list[str]) -> dict[str, dict[str, Any]]:

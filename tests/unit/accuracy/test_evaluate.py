@@ -48,7 +48,7 @@ def small() -> Any:
     from kvgen.accuracy.evaluate import Subject
     from tests.support.models import model_of
 
-    return Subject("small", model_of("llama", vocab_size=256, max_position_embeddings=1024), Words(), 1024)
+    return Subject("small", model_of("llama", vocab_size=256, max_position_embeddings=1024, intermediate_size=128), Words(), 1024)
 
 
 FORMAT = {name: value for name, value in plain(4).items() if name != "arch"}
@@ -116,6 +116,22 @@ def test_figures_of_a_text(small: Any) -> None:
     assert ("int4", "passkey", 256) not in found, "there is no room for ten"
 
 
+@pytest.mark.filterwarnings("ignore::kvgen.api.FallbackWarning")
+def test_weights_are_measured_with_every_format_of_the_cache(small: Any) -> None:
+    from kvgen.accuracy.evaluate import STOCK, Sizes, evaluate
+
+    told: list[str] = []
+    given = {"16-bit": {name: {**FORMAT[name], "bits": 16} for name in ("key", "value")}, "int4": FORMAT}
+    records = evaluate(small, given, [OWN], Sizes(512, 1, 1), told.append, weights=["int4", "int8", "int4-128"])
+    found = {(one["weights"], one["format"], one["measure"]): one for one in records if one["context"] == 512}
+    assert {key[:2] for key in found} == {("16-bit", STOCK), *((w, f) for w in ("int4", "int8") for f in given)}
+    assert any("weights in int4-128 are left out: model.layers.0.self_attn.qkv_proj" in line for line in told)
+    kl = {key[:2]: one["value"] for key, one in found.items() if key[2] == "kl"}
+    assert 0 < kl["int8", "16-bit"] < kl["int4", "16-bit"] / 10 < kl["int4", "int4"] / 10
+    assert found["int4", "int4", "kl"]["weight_bits"] == 4 + 16 / 64
+    assert type(small.model.model.layers[0].mlp.down_proj) is torch.nn.Linear, "the model that is the measure is not changed"
+
+
 def planted(chunks: Callable[..., Iterator[slice]]) -> Callable[..., Iterator[slice]]:
     """`chunks`, before each of which the newly packed blocks get scales of V that are 5 % too large in KV head 1 of every layer."""
 
@@ -143,7 +159,8 @@ def test_a_scale_of_one_head_that_is_off_by_5_percent_is_seen(subject: Any, monk
 
     def kl() -> float:
         with torch.inference_mode():
-            return float(evaluate.language(subject.model, specs, ids)["int8"][0, 1, 128:].mean())
+            int8 = evaluate.Variant("int8", evaluate.WHOLE, 16.0, subject.model, specs["int8"])
+            return float(evaluate.language(subject.model, {"int8": int8}, ids)["int8"][0, 1, 128:].mean())
 
     right = kl()
     assert 0 < right < 1e-3
