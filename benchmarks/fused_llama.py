@@ -53,6 +53,15 @@ def fuse(model: Any, on: bool) -> None:
         mlp.__class__ = FusedMLP if on else LlamaMLP
 
 
+def unfuse(model: Any) -> None:
+    """Switch back, and forget the joint weights, so that they go with the modules' own."""
+    fuse(model, on=False)
+    for layer in model.model.layers:
+        for module, name in ((layer.self_attn, "qkv_weight"), (layer.mlp, "gate_up_weight")):
+            if hasattr(module, name):
+                delattr(module, name)
+
+
 def _joint(*modules: nn.Linear) -> torch.Tensor:
     """The weights of all modules, which keep views of them."""
     joint = torch.cat([module.weight.data for module in modules])

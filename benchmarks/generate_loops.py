@@ -234,7 +234,7 @@ class Packed:
 
     def __init__(self, model: Any, spec: Mapping[str, Any], batch: int, length: int, *, compiled: Any) -> None:
         model.set_attn_implementation("kvgen")
-        self.cache = KvgenCache(model.config, spec, batch, length + MARGIN, device=model.lm_head.weight.device)
+        self.cache = KvgenCache(model.config, spec, batch, length + MARGIN, device=model.device)
         self.loop = DecodeLoop(model, self.cache, compile=compiled, bound=length + MARGIN)
         self.cache_bytes = self.cache.nbytes
         self.note = ", ".join(sorted({group.kernel.selection.how for group in self.cache.groups}))

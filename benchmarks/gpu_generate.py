@@ -2,6 +2,7 @@
 
     python benchmarks/gpu_generate.py                                   # Llama-3.1-8B's shape, random weights in bf16
     python benchmarks/gpu_generate.py --cases 8x32768 --loops graph16,int4 --budget 200
+    python benchmarks/gpu_generate.py --weights int4                    # then again with weights of 4 bits, and a head of 8
     python benchmarks/gpu_generate.py --tiny                            # a few layers and tokens, on the CPU too
 
 Cases are BATCHxTOKENS; `fitxTOKENS` is the largest batch of 16 bits that fits, and of each format in addition its own. A loop of kvgen's
@@ -11,6 +12,10 @@ CUDA graph; for a batch of one, torch generates its own kernels for the products
 takes at the rate of the read roofline. Rows go to $OUT (or benchmarks/results) as GPU_generate.csv, after every loop, with the parts of a
 step by the profiler: attention, products with weights, and the rest; a kernel counts from the end of those before it. What does not fit
 into `--budget` seconds, or into memory, gets a row that says so. Exits with 1 where a loop of kvgen's, or that over 16 bits, failed.
+
+With `--weights`, the model's weights are quantized in place after the loops over 16 bits, and kvgen's loops run again, in the same
+process; the file is GPU_generate_weights.csv. Before they do, logits of 1 and of 128 tokens are compared with those over the same weights
+dequantized, which torch multiplies: their relative distance is the row `check`, and one beyond .05 fails.
 """
 
 from __future__ import annotations
@@ -33,10 +38,10 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from benchmarks import generate_loops as loops
 from benchmarks.common import gpu_word, parser, write_rows
-from benchmarks.fused_llama import fuse
+from benchmarks.fused_llama import fuse, unfuse
 from kvgen.api import get_kernel
 from kvgen.bench.run import facts
-from kvgen.integrations.transformers import KvgenCache, layer_specs
+from kvgen.integrations.transformers import KvgenCache, layer_specs, quantize_weights, quantized_linears
 from kvgen.measure.measurement import TimingPolicy
 from kvgen.measure.read_roofline import read_us
 
@@ -48,6 +53,13 @@ FORMATS: dict[str, dict[str, Any]] = {
     "int2": {"key": {"bits": 2, "axis": "channel", "group": 128}, "value": {"bits": 2, "axis": "token", "group": 128}},
     "kitty": {"preset": "kitty"},
 }
+WEIGHTS: dict[str, dict[str, Any]] = {
+    "int4": {"spec": {"bits": 4, "group": 128}, "head": {"bits": 8, "group": 128}},
+    "int4-zeros": {"spec": {"bits": 4, "group": 128, "zero": True}, "head": {"bits": 8, "group": 128}},
+    "int8": {"spec": {"bits": 8, "group": 128}, "head": {"bits": 8, "group": 128}},
+}
+FAR = 0.05
+"""Relative distance of logits in 16 bits that are computed in another order, over 32 layers."""
 STOCK = {"dynamic": loops.dynamic, "static": loops.static, "quantized": loops.quantized}
 READ_BYTES = 2 << 30
 MOST_STEPS = 80
@@ -56,9 +68,9 @@ PROFILED = 5
 FAILED = "not measured: "
 LATE = "no time left"
 """Notes of loops without a time."""
-GEMM = re.compile(r"^(?!triton_poi).*(gemm|gemv|nvjet|cutlass|split_?k|triton_tem|_mm_)", re.IGNORECASE)
-"""Names of kernels that multiply by weights: cuBLAS's, and those that torch generates. It names pointwise kernels (triton_poi) after
-products, too, whose results they read."""
+GEMM = re.compile(r"^(?!triton_poi).*(gemm|gemv|nvjet|cutlass|split_?k|triton_tem|_mm_|linear)", re.IGNORECASE)
+"""Names of kernels that multiply by weights: kvgen's, cuBLAS's, and those that torch generates. It names pointwise kernels (triton_poi)
+after products, too, whose results they read."""
 ATTENTION = re.compile(r"attend|plan_kernel|sdpa|fmha|flash|lean_reduction", re.IGNORECASE)
 """In the names of kernels of attention: kvgen's, cuDNN's with the sum of its splits, and flash attention's."""
 WAITING = "advance_kernel"
@@ -78,11 +90,12 @@ class Bench:
         dtype = getattr(torch, options.dtype)
         sizes = TINY if options.tiny else BIG
         config = LlamaConfig(
-            **sizes, head_dim=128, vocab_size=1000 if options.tiny else 128256, max_position_embeddings=1 << 18, dtype=dtype
+            **sizes, head_dim=128, vocab_size=1008 if options.tiny else 128256, max_position_embeddings=1 << 18, dtype=dtype
         )
         with torch.device(self.device):
             self.model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
-        self.weights = sum(p.numel() * p.element_size() for p in self.model.parameters()) - self.model.model.embed_tokens.weight.nbytes
+        self.packed = ""
+        """The format of the weights; empty for 16 bits."""
         few = READ_BYTES if self.cuda else 64 << 20
         self.bytes_per_ms = few / read_us(self.target, few) * 1e3
         self.facts = facts(self.target, TimingPolicy())
@@ -92,16 +105,63 @@ class Bench:
             for name in names:
                 pool.submit(lambda name=name: get_kernel(layer_specs(config, self.spec(name))[0]))
 
+    @property
+    def weights(self) -> int:
+        """Bytes of weights that a step reads."""
+        every = [*self.model.parameters(), *(layer.packed for layer in quantized_linears(self.model).values())]
+        return sum(x.nbytes for x in every) - int(self.model.model.embed_tokens.weight.nbytes)
+
     def run(self) -> None:
-        """All loops of all cases."""
+        """All loops of all cases; then, where weights are quantized, kvgen's again."""
+        self.cases(self.options.loops.split(","))
+        if self.options.weights:
+            self.pack(self.options.weights)
+            self.cases([name for name in self.options.loops.split(",") if name in FORMATS])
+
+    def cases(self, names: list[str]) -> None:
+        """These loops of all cases."""
         for case in self.options.cases.split(","):
             word, _, tokens = case.partition("x")
             length = int(tokens)
             batch = self.fit(None, length) if word == "fit" else int(word)
-            for name in self.options.loops.split(","):
-                self.one(name, batch, length)
-                if word == "fit" and name in FORMATS and (own := self.fit(name, length)) > batch:
+            for name in names:
+                if word != "fit" or not self.packed:  # the batch of 16 bits is that beside weights of 16 bits
+                    self.one(name, batch, length)
+                if word == "fit" and name in FORMATS and ((own := self.fit(name, length)) > batch or self.packed):
                     self.one(name, own, length)
+
+    def pack(self, name: str) -> None:
+        """Quantize the weights in place, and a row of how far logits are from those over the weights that are meant."""
+        unfuse(self.model)
+        self.release()
+        row = self.row("check", 1, 128)
+        try:
+            quantize_weights(self.model, **WEIGHTS[name])
+            self.packed = row["weights"] = name
+            far = self.distance()
+            row["note"] = f"{FAILED if max(far) > FAR else ''}relative distance of logits {', '.join(f'{x:.2g}' for x in far)}"
+        except Exception as error:  # the rows so far are written
+            row["note"] = f"{FAILED}{(str(error).strip() or type(error).__name__).splitlines()[0][:160]}"
+        print(row, f"{time.monotonic() - self.started:.0f} s", flush=True)
+        self.write()
+        if not self.packed:
+            sys.exit(1)
+
+    @torch.no_grad()
+    def distance(self) -> list[float]:
+        """Between logits of the kernels and of torch over dequantized weights, of one token and of 128."""
+        self.model.set_attn_implementation("sdpa")
+        ids = torch.randint(self.model.config.vocab_size, (1, 128), device=self.device)
+        found = []
+        for tokens in (1, 128):
+            mine = self.model(ids[:, :tokens]).logits.float()
+            for layer in quantized_linears(self.model).values():
+                layer.rows = 0
+            wanted = self.model(ids[:, :tokens]).logits.float()
+            for layer in quantized_linears(self.model).values():
+                layer.rows = layer.kernel.rows
+            found.append(float((mine - wanted).norm() / wanted.norm()))
+        return found
 
     def fit(self, name: str | None, length: int) -> int:
         """The largest batch of a format, or of 16 bits, beside the model."""
@@ -122,9 +182,7 @@ class Bench:
 
     def one(self, name: str, batch: int, length: int) -> None:
         """Time one loop; its row, or why there is none."""
-        row: Row = {"loop": name, "batch": batch, "tokens": length, "dtype": self.options.dtype, "ms": "", "tokens_per_second": ""}
-        row |= {"bytes_ms": "", **dict.fromkeys((f"{part}_ms" for part in PARTS), ""), "cache_gib": "", "note": ""}
-        self.rows.append(row)
+        row = self.row(name, batch, length)
         if time.monotonic() - self.started > self.options.budget:
             row["note"] = LATE
         else:
@@ -137,9 +195,20 @@ class Bench:
         print({key: value for key, value in row.items() if value != ""}, f"{time.monotonic() - self.started:.0f} s", flush=True)
         self.write()
 
+    def row(self, name: str, batch: int, length: int) -> Row:
+        """A new row, without figures."""
+        row: Row = {"loop": name, "batch": batch, "tokens": length, "dtype": self.options.dtype}
+        if self.options.weights:
+            row["weights"] = self.packed or "16-bit"
+        row |= {"ms": "", "tokens_per_second": "", "bytes_ms": "", **dict.fromkeys((f"{part}_ms" for part in PARTS), "")}
+        row |= {"cache_gib": "", "note": ""}
+        self.rows.append(row)
+        return row
+
     def write(self) -> None:
         """All rows so far."""
-        write_rows(f"{gpu_word()}_generate" if self.cuda and not self.options.tiny else "generate_tiny", self.rows, self.facts)
+        name = "generate_tiny" if self.options.tiny or not self.cuda else f"{gpu_word()}_generate"
+        write_rows(f"{name}_weights" if self.options.weights else name, self.rows, self.facts)
 
     def release(self) -> None:
         """Give the memory of the last loop back."""
@@ -175,7 +244,8 @@ class Bench:
 
     def loop(self, name: str, batch: int, length: int) -> Any:
         """The loop of that name, its cache filled."""
-        fuse(self.model, on=self.cuda and name not in STOCK)
+        if not self.packed:  # quantized weights are joint already
+            fuse(self.model, on=self.cuda and name not in STOCK)
         if name in STOCK:
             return STOCK[name](self.model, batch, length)
         compiled = self.compiling(batch)
@@ -190,6 +260,8 @@ class Bench:
             return False
         if batch > 1:
             return {"dynamic": True}  # one compilation for all batches; cuBLAS multiplies
+        if self.packed:
+            return {"dynamic": False}
         # With coordinate descent, torch makes a product with one row a reduction, which reads weights faster than a matrix product does.
         options = {"max_autotune_gemm": True, "benchmark_epilogue_fusion": False, "coordinate_descent_tuning": True}
         return {"dynamic": False, "options": options}
@@ -217,8 +289,9 @@ def profiled(step: Callable[[], object]) -> dict[str, float]:
 def main() -> int:
     """Measure, print, write."""
     command = parser(__doc__)
-    command.add_argument("--cases", default="1x131072,8x32768,fitx32768", help="BATCHxTOKENS, or fitxTOKENS")
-    command.add_argument("--loops", default="graph16,int4,int8,int2,kitty,dynamic,static,quantized")
+    command.add_argument("--cases", help="BATCHxTOKENS, or fitxTOKENS; by default 1x131072,8x32768,fitx32768, and 1x4096 with --weights")
+    command.add_argument("--loops", help="by default all, with --weights graph16,int4")
+    command.add_argument("--weights", choices=WEIGHTS, help="also with weights in this format")
     command.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
     command.add_argument("--steps", type=int, default=30)
     command.add_argument("--budget", type=float, default=440.0, help="seconds, after which no loop is begun")
@@ -226,8 +299,10 @@ def main() -> int:
     command.add_argument("--fit", type=int, default=0, help="the largest batch, instead of what memory says")
     command.add_argument("--tiny", action="store_true")
     options = command.parse_args()
+    usual = "1x512,2x256,fitx256" if options.tiny else f"{'1x4096,' if options.weights else ''}1x131072,8x32768,fitx32768"
+    options.cases = options.cases or usual
+    options.loops = options.loops or ("graph16,int4" if options.weights else "graph16,int4,int8,int2,kitty,dynamic,static,quantized")
     if options.tiny:
-        options.cases = options.cases if options.cases != command.get_default("cases") else "1x512,2x256,fitx256"
         options.fit = options.fit or 3
     if not 0 < options.steps <= MOST_STEPS:
         command.error(f"--steps must be in 1..{MOST_STEPS}: caches have room for {loops.MARGIN} tokens more")
