@@ -1,6 +1,8 @@
 """Linear layers over 4- and 8-bit weights on a CPU, beside torch, ONNX Runtime and a pure read.
 
-    python -m benchmarks.cpu_linear [--threads 2] [--rounds 9] [--shapes 4096x4096 …]
+    GLIBC_TUNABLES=glibc.malloc.hugetlb=1 python -m benchmarks.cpu_linear [--threads 2] [--rounds 9] [--shapes 4096x4096 …]
+
+The variable gives everyone's weights huge pages, without which a read takes up to twice as long.
 
 Copies of each weight fill more memory than caches hold (SmolLM2-135M's: as much as the whole model), and a turn multiplies by each copy
 once. Groups of 64 channels, bfloat16; the kernels are the back end's defaults, or the registry's entries. Others:

@@ -12,6 +12,7 @@ from kvgen.format import weights
 from kvgen.format.dtypes import torch_dtype
 from kvgen.format.weights import Canonical, Clip
 from kvgen.runtime import checks
+from kvgen.runtime.kvcache import new_bytes
 from kvgen.runtime.module import LinearModule, load_as
 from kvgen.spec import LinearSpec
 
@@ -36,13 +37,13 @@ class LinearVariant:
         """The packed weight of codes uint8 [n, k], scales [n, k / group] in the spec's dtype and zeros uint8 like them, where the spec has
         zeros: uint8 [bytes], on the device of the codes. Raises ValueError for other tensors.
         """
-        return weights.pack(self.spec, Canonical(codes, scales, zeros), self.target)
+        return self._kept(weights.pack(self.spec, Canonical(codes, scales, zeros), self.target))
 
     def quantize(self, weight: Tensor, clip: Clip = "none") -> Tensor:
         """The packed weight of a matrix [n, k] of any floating type, by the nearest codes. `clip="mse"` clips each group's range where that
         lowers its squared error. Raises ValueError for another shape and for values that are not finite.
         """
-        return weights.pack(self.spec, weights.quantize(self.spec.linear, weight, clip), self.target)
+        return self._kept(weights.pack(self.spec, weights.quantize(self.spec.linear, weight, clip), self.target))
 
     def unpack(self, packed: Tensor) -> Canonical:
         """Codes, scales and zeros as they were packed. Raises ValueError for bytes of another size."""
@@ -73,6 +74,11 @@ class LinearVariant:
             out = torch.empty((m, self.features), dtype=self.dtype, device=x.device)
         self._serving(m).linear(x, packed, bias, residual, out)
         return out
+
+    @staticmethod
+    def _kept(packed: Tensor) -> Tensor:
+        """Packed bytes where calls read them fast: on a CPU large ones in huge pages."""
+        return packed if packed.device.type != "cpu" else new_bytes(packed.numel(), packed.device).copy_(packed)
 
     def _serving(self, m: int) -> LinearModule:  # noqa: ARG002 - a kernel of several launches chooses by the rows
         """The module that a call of so many rows takes."""
