@@ -182,4 +182,5 @@ def _print_answer(asked: str, selection: Selection, served: list[Serving]) -> No
             known += [(f"the default {microseconds(timing.default_us)}", timing.default_us)]
             known += [(f"{timing.watts or 0:.0f} W", timing.watts), (f"{timing.clock_mhz or 0:.0f} MHz", timing.clock_mhz)]
         measured = [text for text, value in known if value is not None]
+        measured += ["unmeasured"] if timing is None else []
         print_line(", ".join([f"{one.workload.key} takes {taken}: {one.why}", *measured]))

@@ -58,7 +58,7 @@ def space(
 
 
 def _space(spec: AnySpec, backend: Backend, target: Target, *, explain: bool, schedules: bool) -> dict[str, Any]:
-    space = backend.space(spec, target)
+    space = backend.space(spec, target).searched
     layouts = space.layouts()
     data = {
         **space.to_json(),

@@ -1,5 +1,5 @@
 """The rules of the search spaces of every back end: constraints, without which a schedule cannot be lowered or run, and hints, which paid
-where they were measured: those of GPUs are of an H200.
+where they were measured: those of GPUs on an H200. Devices of other targets are searched without them.
 
 A rule reads parameters, facts and the workload as attributes of `p`. Units: tokens, bytes; `shared_bytes` and `ring_bytes` are of one CTA.
 """
@@ -33,6 +33,8 @@ class Rules:
 
     constraints: tuple[Rule, ...] = ()
     hints: tuple[Rule, ...] = ()
+    measured: tuple[str, ...] = ("cpu", "sm80", "sm89", "sm90")
+    """Targets on whose devices the hints were found, or hold by their nature."""
 
 
 _KEY_GROUPS = Rule(
@@ -49,6 +51,7 @@ _PACKING = Rule(
 _MAX_BATCH = Rule("a launch takes at most {max_batch} sequences", lambda p: p.batch <= p.max_batch)
 
 _CUDA = Rules(
+    measured=("sm90",),
     constraints=(
         _KEY_GROUPS,
         _VALUE_GROUPS,
@@ -155,6 +158,7 @@ _CUDA = Rules(
 )
 
 _TILELANG = Rules(
+    measured=("sm90",),
     constraints=(
         _KEY_GROUPS,
         _PAGES,
@@ -252,6 +256,7 @@ _CPU = Rules(
 )
 
 _CUDA_MATRIX = Rules(
+    measured=("sm90",),
     constraints=(
         Rule(
             "{channel_threads} x {row_threads} threads are fewer than 64 or more than 1024",

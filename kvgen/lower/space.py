@@ -57,12 +57,18 @@ class SearchSpace:
         facts: Mapping[str, Fact] | None = None,
         workloads: Iterable[AnyWorkload] = (),
         hints: Iterable[Rule] = (),
+        *,
+        measured: bool = True,
     ) -> None:
-        """Raises KvgenError if a rule reads what is no parameter, fact or workload name."""
+        """`measured`: the hints hold for devices of this target.
+
+        Raises KvgenError if a rule reads what is no parameter, fact or workload name.
+        """
         self.backend = backend
         self.parameters = tuple(parameters)
         self.constraints = tuple(constraints)
         self.hints = tuple(hints)
+        self.measured = measured
         self.facts = dict(facts or {})
         self.workloads: tuple[AnyWorkload, ...] = tuple(workloads) or (Workload(batch=1, kv_len=4096),)
         self._verdicts: dict[tuple[Any, ...], str | None] = {}
@@ -90,7 +96,13 @@ class SearchSpace:
                 docs = values if isinstance(values, dict) else {}
                 scaled = tuple(values) if factor is None else tuple(value * factor for value in values)
                 parameters.append(Parameter(parameter, part, scaled, entry["doc"], docs))
-        return cls(name.partition("-")[0], parameters, rules.constraints, facts, workloads, rules.hints)
+        measured = facts.get("target", "cpu") in rules.measured
+        return cls(name.partition("-")[0], parameters, rules.constraints, facts, workloads, rules.hints, measured=measured)
+
+    @property
+    def searched(self) -> SearchSpace:
+        """What a build searches: on devices of a target on which no hint was measured, all that can be built."""
+        return self if self.measured else self.without_hints()
 
     def without_hints(self) -> SearchSpace:
         """The space of all that can be built."""

@@ -48,7 +48,7 @@ def contenders(
             refusals.append(UnsupportedError(backend.name, reason))
         else:
             space = backend.space(spec, target)
-            space = space.without_hints() if all_schedules else space
+            space = space.without_hints() if all_schedules else space.searched
             at_workloads = {work.key: backend.default(spec, target, work) for work in spec.workloads}
             found.append(Contender(backend, space, backend.defaults(spec, target), at_workloads))
     if found:

@@ -97,6 +97,9 @@ def test_files_have_parameters_with_values_and_meanings(monkeypatch: pytest.Monk
     monkeypatch.setitem(RULES, "toy", Rules((Rule("small", lambda p: p.block > p.least),)))
     found = SearchSpace.load("toy", {"least": 20}, ())
     assert (found.parameters[0].values, found.size) == ((20, 40), 2)
+    hints = Rules(hints=(Rule("wide", lambda p: p.tile < 32),), measured=("sm90",))
+    monkeypatch.setitem(RULES, "toy", hints)
+    assert [SearchSpace.load("toy", {"least": 20, "target": one}, ()).searched.size for one in ("sm90", "sm80")] == [2, 4]
     assert found.parameters[1].docs == {16: "small", 32: "wide"}
 
 

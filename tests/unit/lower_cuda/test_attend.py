@@ -32,7 +32,7 @@ CASES: dict[str, tuple[int, dict[str, Value]]] = {
     "k16v16:h4/2:d64": (32, TWO),
     "k4v4:h8/2:kg64:vg64": (64, {"reduction": "cluster2"}),
     "k2v4:q5:h8/2:page128:d64:kg64": (64, {"reduction": "cluster4"}),
-    "k4v4:h16/2:kg64": (64, TWO),
+    "k4v4:h16/2:kg64": (192, {"kv_tile": 32, "tiles_in_flight": 3}),
     "k4v2:token:bf16:page16:h4/2:d64": (16, {"warps": 4, "ctas_per_sm": 2}),
     "k4v4:h8/2:cap30:kg64": (64, {"kv_tile": 64}),
     "k4v4:h8/2:window100:kg64": (64, TWO),
