@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -29,16 +30,13 @@ pytestmark = [
 
 
 @pytest.fixture
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def url() -> Iterator[str]:
     """A server of its own, on a socket. It refuses to run as root."""
-    folder = tmp_path_factory.mktemp("pg")
+    folder = Path(tempfile.mkdtemp(prefix="kvgen-pg-"))  # pytest's own folders are root's alone
     as_user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"] if os.getuid() == 0 else []
     (folder / "password").write_text(SECRET)
-    if as_user:
-        for path in (folder, folder / "password"):
-            os.chown(path, 65534, 65534)
-        for parent in folder.parents[:3]:
-            parent.chmod(parent.stat().st_mode | 0o011)
+    for path in (folder, folder / "password") if as_user else ():
+        os.chown(path, 65534, 65534)
     data = folder / "data"
     made = ["initdb", "-D", str(data), "-U", "kvgen", "-A", "scram-sha-256", "--pwfile", str(folder / "password"), "--no-sync"]
     subprocess.run([*as_user, *made], check=True, capture_output=True, cwd=folder)
@@ -53,6 +51,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     finally:
         server.send_signal(signal.SIGINT)
         server.wait(30)
+        shutil.rmtree(folder)
 
 
 def host(url: str, folder: Path, stale: float = 900.0) -> subprocess.Popen[str]:
