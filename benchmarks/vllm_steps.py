@@ -164,23 +164,25 @@ class Watched:
             found = stock(layer, module, query, key, value, cache, m, output, **more)
             if m is None or (query.is_cuda and torch.cuda.is_current_stream_capturing()):
                 return found
-            for part, exact in m.parts:
-                for b in range(part.start, part.stop):
-                    mine, length = slice(m.starts[b], m.starts[b + 1]), m.bounds[b]
-                    k, v = key[mine], value[mine]
-                    if not exact:
-                        both = torch.zeros(2, 1, length, *key.shape[1:], dtype=key.dtype, device=key.device)
-                        kernel = m.calls.kernel
-                        kernel._distinct[0].module.unpack(*m.after[b : b + 1].over(layer._store), None, both[0], both[1])
-                        k, v = (rotate_back(x[0].double(), turn) for x, turn in zip(both, kernel.layout.rotations, strict=True))
-                    q, group = query[mine].double(), query.shape[1] // key.shape[1]
-                    scores = torch.einsum("qhd,khd->hqk", q, k.double().repeat_interleave(group, 1)) * layer.scale
-                    past, here = length - (mine.stop - mine.start), torch.arange(length, device=key.device)
-                    scores.masked_fill_(here > (here[past:, None]), -torch.inf)
-                    want = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v.double().repeat_interleave(group, 1))
-                    error = output.view(query.shape)[mine].double() - want
-                    self.worst = max(self.worst, (error.flatten(1).norm(dim=1) / want.flatten(1).norm(dim=1)).max().item())
-                    self.rows += mine.stop - mine.start
+            for b in range(len(m.bounds)):
+                mine, length = slice(m.starts[b], m.starts[b + 1]), m.bounds[b]
+                count = mine.stop - mine.start
+                if not count:
+                    continue
+                k, v = key[mine], value[mine]
+                if m.packed is None or count < length or count <= m.calls.most_q:  # else the row reads its own tokens
+                    both = torch.zeros(2, 1, length, *key.shape[1:], dtype=key.dtype, device=key.device)
+                    kernel = m.calls.kernel
+                    kernel._distinct[0].module.unpack(*m.after[b : b + 1].over(layer._store), None, both[0], both[1])
+                    k, v = (rotate_back(x[0].double(), turn) for x, turn in zip(both, kernel.layout.rotations, strict=True))
+                q, group = query[mine].double(), query.shape[1] // key.shape[1]
+                scores = torch.einsum("qhd,khd->hqk", q, k.double().repeat_interleave(group, 1)) * layer.scale
+                here = torch.arange(length, device=key.device)
+                scores.masked_fill_(here > here[length - count :, None], -torch.inf)
+                want = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v.double().repeat_interleave(group, 1))
+                error = output.view(query.shape)[mine].double() - want
+                self.worst = max(self.worst, (error.flatten(1).norm(dim=1) / want.flatten(1).norm(dim=1)).max().item())
+                self.rows += count
             return found
 
         KvgenImpl.forward = forward

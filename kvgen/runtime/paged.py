@@ -134,9 +134,9 @@ class PagedCalls:
             self._route(chunks, flash)
 
     def _route(self, chunks: Calls | None, flash: Flash | None) -> None:
-        """What serves rows of many tokens. Soft caps and wide heads, which flash attention lacks, go without it."""
+        """What serves rows of many tokens. Soft caps, which torch's flash attention lacks, and wide heads go without it."""
         attention = self.kernel.spec.attention
-        if not attention.softcap and attention.head_dim <= FLASH_CHANNELS:
+        if (flash or not attention.softcap) and attention.head_dim <= FLASH_CHANNELS:
             self._varlen = Varlen(self, flash or torch_flash)
         self._chunks = Chunks.of(self, chunks)
 
@@ -251,7 +251,7 @@ class PagedCalls:
                 self._attend(queries, None, outputs, rows[part].over(store), scale, sinks, planned, max(bounds[part]))
                 continue
             if kind == "own" and new is not None and self._varlen is None:
-                self.prompt(q[mine], new[0][mine], new[1][mine], out[mine], rows.lengths[part], scale=scale, sinks=sinks)
+                out[mine] = _causal(q[mine], new[0][mine], new[1][mine], self.kernel.scale if scale is None else scale)
                 continue
             given = self.starts([at - mine.start for at in starts[part.start : part.stop + 1]])
             counts = [end - start for start, end in pairwise(starts[part.start : part.stop + 1])]
@@ -312,46 +312,6 @@ class PagedCalls:
         batch = len(rows.lengths)
         q, k, v, out = (_split(x, len(x) // batch) for x in (q, k, v, out))
         self._attend(q, (k, v), out, rows.over(store), scale, sinks, self._planned(plan, batch, q.shape[1], append=True), self.max_len)
-
-    def prompt(
-        self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lengths: Tensor, *, scale: float | None = None, sinks: Tensor | None = None
-    ) -> bool:
-        """Fill `out` with causal attention of one row over its own tokens, where its sequence has no others: exact, as it reads no cache.
-
-        `lengths` is int32 [1] on the device, its number of tokens. Returns False where the device has no kernel for it, and does nothing:
-        then `attend` reads them from the cache.
-        """
-        from kvgen.runtime import extend
-
-        attention = self.kernel.spec.attention
-        plain = attention.window is None and not attention.softcap and sinks is None
-        scale = self.kernel.scale if scale is None else scale
-        if self._gpu is None:
-            if plain:
-                out.copy_(_causal(q, k, v, scale))
-            return plain
-        if q.dtype == torch.float32:
-            return False
-        tokens = q.shape[0]
-        call = extend.Call(
-            q.unsqueeze(0), None, out.unsqueeze(0), None, sinks, scale, tokens, self.max_len, self._overflow.address,
-            attention.softcap, attention.window,
-        )  # fmt: skip
-        extend.attend(call, extend.aligned(k).unsqueeze(0), extend.aligned(v).unsqueeze(0), lengths, (0, False))
-        return True
-
-    def dequantized(self, store: Store, row: Rows, heads: slice, room: int) -> tuple[Tensor, Tensor]:
-        """K and V of some KV heads of one row, [1, room, heads, head_dim], rotated where the format rotates; `room` is no less than its
-        length, behind which anything may be.
-        """
-        like, dim = store.k_residual, self.kernel.layout.head_dim
-        shape = 2, 1, heads.stop - heads.start, room, dim  # the tokens of a head lie together
-        k, v = torch.empty(shape, dtype=like.dtype, device=like.device).transpose(2, 3)
-        slots = None if row.slots is None else row.slots.long()
-        residuals = (x[:, heads] if slots is None else x[slots][:, heads] for x in (store.k_residual, store.v_residual))
-        scales = None if store.scales is None else store.scales[:, heads].contiguous()
-        self.kernel._distinct[0].module.unpack(store.packed[:, heads], *residuals, row.lengths, row.block_table, None, scales, None, k, v)
-        return k, v
 
     # --- one call of a module --------------------------------------------------------------------------------------------
 

@@ -39,7 +39,8 @@ Partial = tuple[Tensor, Tensor]
 """Attention over some tokens: out [tokens, heads, head_dim], and LSE [heads, tokens], float32, of -inf (or inf) where there are none."""
 Flash = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int, int, float, bool, int | None], Partial]
 """Attention of rows by a varlen kernel: q, k, v, where each row's queries and tokens begin (int32 [rows + 1]), the most queries and
-tokens of a row, the scale, whether it is causal (queries are a row's last tokens), and the tokens of a sliding window.
+tokens of a row, the scale, whether it is causal (queries are a row's last tokens), and the tokens of a sliding window. It caps scores
+itself where the format does.
 """
 
 

@@ -216,7 +216,7 @@ class Watched:
             count = mine.stop - mine.start
             if not count:
                 continue
-            exact = count == length and count > 1 and plain and not arrival
+            exact = count == length and count > meta.calls.most_q and plain and not arrival
             places = (given.table[b, : -(-length // page), None] * page + torch.arange(page)).flatten()[:length].long()
             k, v = (x[places][None] for x in raw)
             sequence = WholeSequences(spec, kernel.layout.tokens, k, v, layer.scales)

@@ -6,11 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
 from vllm.v1.attention.backend import AttentionBackend
 
-from kvgen.integrations.vllm import versions
 from tests.vllm.conftest import write_model
 from tests.vllm.engines import INT4, INT8, PLAIN, SAW, UNQUANTIZED, Engines, Found, Watched, counted, generate, ids, same
 
@@ -74,39 +71,3 @@ def test_a_sliding_window(engine: Engines, tmp_path_factory: pytest.TempPathFact
     found, _ = generate(engine(mistral, PLAIN, **how), PROMPTS)
     same(found, generate(engine(mistral, None, **how), PROMPTS)[0], limit=1e-3)
     assert watched.rows["cached"] > 0
-
-
-@pytest.mark.parametrize("form", [INT4, SAW], ids=["int4", "saw"])
-def test_prompts_by_another_attention_over_the_same_tokens(
-    engine: Engines, model: Path, form: Any, watched: Watched, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As vLLM's FlashAttention computes them on a GPU: here by torch, of one row at a time."""
-    rows: list[int] = []
-
-    def attend(
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        _: int,
-        starts: Tensor,
-        bound: int,
-        spans: Tensor,
-        *,
-        softmax_scale: float,
-        out: Tensor,
-        **mask: Any,
-    ) -> None:
-        assert mask == {"causal": True, "window_size": [-1, -1], "softcap": 0.0}
-        assert bound >= (spans[1:] - spans[:-1]).max()
-        for first, last, begin, end in zip(starts, starts[1:], spans, spans[1:], strict=False):
-            hidden = torch.ones(last - first, end - begin, dtype=torch.bool).triu(end - begin - (last - first) + 1)
-            heads = [x.transpose(0, 1) for x in (q[first:last], k[begin:end], v[begin:end])]
-            found = torch.nn.functional.scaled_dot_product_attention(*heads, attn_mask=~hidden, scale=softmax_scale, enable_gqa=True)
-            out[first:last] = found.transpose(0, 1)
-        rows.append(len(starts) - 1)
-
-    monkeypatch.setattr(versions, "flash_attention", lambda *_: attend)
-    llm = engine(model, form, max_num_batched_tokens=400)
-    generate(llm, [*PROMPTS, PROMPTS[3][:270] + PROMPTS[2][:100]], 4)
-    assert watched.rows["cached"] > 30
-    assert rows, "prompts, and later chunks of one"

@@ -30,9 +30,9 @@ from vllm.v1.attention.backend import (
 )
 
 from kvgen.integrations.vllm import formats, versions
-from kvgen.integrations.vllm.prompts import Prompts
 from kvgen.integrations.vllm.scales import scales_of
 from kvgen.runtime.paged import PagedCalls, Rows, StepPlan, Store, residual_shape, runs_of
+from kvgen.runtime.varlen import TOTAL_BYTES
 
 DTYPES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
 
@@ -127,18 +127,10 @@ class KvgenMetadata(AttentionMetadata):
     after: Rows
     starts: Sequence[int]
     bounds: Sequence[int]
-    parts: Sequence[tuple[slice, bool]]
-    """Neighbouring rows, and whether all tokens of each are in this step, and K and V of it shall be read as they are."""
-    steps: int
-    """So many first rows are decode steps, which have equally many tokens."""
     plan: StepPlan | None
-    """Of these."""
-    prompts: Prompts | None
-    """What computes rows of more tokens than a kernel takes; None where `calls` do."""
+    """Of the decode steps, which are the first rows."""
     given: Tensor
     """int32 [rows + 1]: where the tokens of each row begin."""
-    spans: Tensor
-    """int32 [2, rows, 2]: 0 and the number of each row's new tokens, 0 and that of all."""
 
 
 class KvgenBuilder(AttentionMetadataBuilder[KvgenMetadata]):
@@ -162,11 +154,9 @@ class KvgenBuilder(AttentionMetadataBuilder[KvgenMetadata]):
         captured = getattr(vllm_config.compilation_config, "max_cudagraph_capture_size", None) or 0
         rows = max(vllm_config.scheduler_config.max_num_seqs, captured)
         longest = -(-vllm_config.model_config.max_model_len // self.page) * self.page
-        self.calls = PagedCalls(form.kernel(self.page), rows, longest, device)
-        self._numbers = torch.zeros(4, rows, dtype=torch.int32, device=device)
-        self._spans = torch.zeros(2, rows, 2, dtype=torch.int32, device=device)
         flash = versions.flash_attention(form.layer, device)
-        self._prompts = None if flash is None else Prompts(self.calls, flash)
+        self.calls = PagedCalls(form.kernel(self.page), rows, longest, device, chunks=form.chunks(self.page, device), flash=flash)
+        self._numbers = torch.zeros(4, rows, dtype=torch.int32, device=device)
         self._places = versions.places(vllm_config)
 
     def build(self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False) -> KvgenMetadata:
@@ -191,27 +181,9 @@ class KvgenBuilder(AttentionMetadataBuilder[KvgenMetadata]):
         if meta.max_query_len == 1:  # padded rows have no token by the host's count, and one in the graph
             starts = list(range(rows + 1))
         self.calls.check()
-        exact = [
-            not self.arrival and end - start > 1 and end - start == bound
-            for start, end, bound in zip(starts, starts[1:], bounds, strict=False)
-        ]
-        parts = list(_parts(exact))
         first, tokens = next(runs_of(starts), (slice(0, 0), 0))  # the decode steps, which vLLM puts first
-        steps = first.stop if 0 < tokens <= self.calls.most_q and not exact[0] else 0
-        plan = self.calls.plan(after[first], tokens) if steps else None
-        spans = self._spans[:, :rows]
-        if self._prompts is not None and meta.max_query_len > self.calls.most_q:
-            torch.sub(meta.query_start_loc[1 : rows + 1], meta.query_start_loc[:rows], out=spans[0, :, 1])
-            spans[1, :, 1] = lengths
-        return KvgenMetadata(
-            self.calls, meta.slot_mapping, packed, after, starts, bounds, parts, steps, plan, self._prompts, meta.query_start_loc, spans
-        )
-
-
-def _parts(exact: Sequence[bool]) -> list[tuple[slice, bool]]:
-    """Neighbouring rows that read the cache, and those that do not."""
-    ends = [b for b in range(1, len(exact)) if exact[b] != exact[b - 1]]
-    return [(slice(a, b), exact[a]) for a, b in zip([0, *ends], [*ends, len(exact)], strict=True) if b > a]
+        plan = self.calls.plan(after[first], tokens) if 0 < tokens <= self.calls.most_q else None
+        return KvgenMetadata(self.calls, meta.slot_mapping, packed, after, starts, bounds, plan, meta.query_start_loc)
 
 
 class KvgenImpl(AttentionImpl[KvgenMetadata]):
@@ -287,10 +259,11 @@ class KvgenImpl(AttentionImpl[KvgenMetadata]):
         output_block_scale: Tensor | None = None,
     ) -> Tensor:
         """Fill `output` [tokens, heads, head_size], or [tokens, heads * head_size]."""
-        if attn_metadata is None:  # while memory is profiled
+        if attn_metadata is None:  # while memory is profiled, which shall count what prompts take
+            torch.empty(TOTAL_BYTES if query.is_cuda else 0, dtype=torch.uint8, device=query.device)
             return output.zero_()
         m, store = attn_metadata, self._bound(kv_cache, attn_metadata.calls)
-        tokens = m.starts[-1]
+        tokens, new = m.starts[-1], None
         q, k, v = query[:tokens], key[:tokens], value[:tokens]
         out = output.view(-1, self.num_heads, self.head_size)[:tokens]
         if m.packed is None:
@@ -298,42 +271,11 @@ class KvgenImpl(AttentionImpl[KvgenMetadata]):
         else:
             counts, before = m.packed
             m.calls.pack(k, v, counts, store, before, m.starts, on_device=m.given[: len(m.starts)])
-        for part, exact in m.parts:
-            (self._own if exact else self._cached)(q, k, v, out, store, m, part)
+            new = k, v
+        m.calls.attend(
+            q, out, store, m.after, m.starts, scale=self.scale, sinks=self._sinks, plan=m.plan, bounds=m.bounds, new=new
+        )  # fmt: skip
         return output
-
-    def _own(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, store: Store, m: KvgenMetadata, part: slice) -> None:
-        """Attend with rows whose tokens are all in this step."""
-        first, last = m.starts[part.start], m.starts[part.stop]
-        if m.prompts is not None:
-            starts = m.given[part.start : part.stop + 1] - first
-            mine = slice(first, last)
-            m.prompts.own(q[mine], k[mine], v[mine], out[mine], starts, max(m.bounds[part]), self.scale)
-            return
-        for b in range(part.start, part.stop):
-            mine, row = slice(m.starts[b], m.starts[b + 1]), m.after[b : b + 1]
-            if not m.calls.prompt(q[mine], k[mine], v[mine], out[mine], row.lengths, scale=self.scale, sinks=self._sinks):
-                self._cached(q, k, v, out, store, m, slice(b, b + 1))
-
-    def _cached(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, store: Store, m: KvgenMetadata, part: slice) -> None:
-        """Attend with rows over what the cache holds: first those that the plan is for."""
-        middle = max(part.start, min(m.steps, part.stop))
-        for rows, plan in ((slice(part.start, middle), m.plan), (slice(middle, part.stop), None)):
-            starts = m.starts[rows.start : rows.stop + 1]
-            some = [(slice(0, len(starts) - 1), 0)] if plan is not None or m.prompts is None else list(runs_of(starts))
-            for run, tokens in some:
-                own = slice(rows.start + run.start, rows.start + run.stop)
-                if m.prompts is not None and tokens > m.calls.most_q:
-                    for b in range(own.start, own.stop):
-                        mine = slice(m.starts[b], m.starts[b + 1])
-                        m.prompts.cached(q[mine], out[mine], store, m.after[b : b + 1], m.spans[:, b], m.bounds[b], self.scale)
-                elif own.stop > own.start:
-                    first, last = m.starts[own.start], m.starts[own.stop]
-                    counts = [at - first for at in m.starts[own.start : own.stop + 1]]
-                    m.calls.attend(
-                        q[first:last], out[first:last], store, m.after[own], counts, scale=self.scale, sinks=self._sinks, plan=plan,
-                        bounds=m.bounds[own],
-                    )  # fmt: skip
 
     def _bound(self, kv_cache: Tensor, calls: PagedCalls) -> Store:
         """vLLM's pages of the layer, and its residuals."""

@@ -18,6 +18,8 @@ PAGE = 128
 """Tokens of a page, unless the user chooses another number or a format's blocks have more."""
 LEAST_PAGE = 16
 """Every page is a multiple of so many tokens: vLLM asks before it knows a layer."""
+MOST_Q = 8
+"""Query tokens of a row that a kernel takes at most."""
 DTYPE = "kvgen-"
 """What a preset's name begins with as a `--kv-cache-dtype`."""
 EXAMPLE = """--additional-config '{"kvgen": {"preset": "saw-int4"}}'"""
@@ -115,6 +117,16 @@ class Format:
         if page % (tokens := self._kernels[page].layout.tokens):
             raise refused(f"pages of {page} tokens", f"the format has blocks of {tokens} tokens: --block-size {self.unit}")
         return self._kernels[page]
+
+    def chunks(self, page: int, device: Any) -> Any:
+        """The kernel of the same cache for rows of more tokens than a decode step has, on a GPU; None where the format has none."""
+        from kvgen.api import get_kernel
+
+        spec = self.spec(page)
+        cache = spec.cache
+        if device.type != "cuda" or cache.sink or cache.local or cache.rollback or spec.attention.q_len == MOST_Q:
+            return None
+        return get_kernel(replace(spec, attention=replace(spec.attention, q_len=MOST_Q)))
 
     @cached_property
     def unit(self) -> int:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
-from functools import partial, wraps
+from functools import wraps
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from kvgen.integrations.vllm.formats import DTYPE, Layer, refused
 from kvgen.integrations.vllm.slots import RequestSlots
+from kvgen.runtime.extend import FLASH_CHANNELS
+from kvgen.runtime.varlen import Flash, Partial
 from kvgen.spec.presets import FORMATS
 
-FLASH_CHANNELS = 256
-"""Channels per head, at most, of vLLM's FlashAttention."""
 WRAPPED = "_kvgen"
 """What a function that replaces one of vLLM's is marked by."""
 _runner: Any = None
@@ -121,9 +122,9 @@ def layouts() -> Any:
     return (KVCacheLayout.LBHNC,)
 
 
-def flash_attention(layer: Layer, device: torch.device) -> Any:
-    """vLLM's FlashAttention for the layer's heads; None where it has none: on a CPU, in float32, for wide heads, with learned sinks."""
-    if device.type != "cuda" or layer.dtype == "float32" or layer.head_dim > FLASH_CHANNELS or layer.head_dim % 8 or layer.sinks:
+def flash_attention(layer: Layer, device: torch.device) -> Flash | None:
+    """vLLM's FlashAttention for the layer's heads; None where it has none: on a CPU, for wide heads."""
+    if device.type != "cuda" or layer.head_dim > FLASH_CHANNELS or layer.head_dim % 8:
         return None
     try:
         from vllm.v1.attention.backends.fa_utils import flash_attn_varlen_func, get_flash_attn_version
@@ -131,7 +132,20 @@ def flash_attention(layer: Layer, device: torch.device) -> Any:
         version = get_flash_attn_version(head_size=layer.head_dim)
     except ImportError:
         return None
-    return None if version is None else partial(flash_attn_varlen_func, fa_version=version)
+    if version is None:
+        return None
+
+    def flash(
+        q: Tensor, k: Tensor, v: Tensor, q_starts: Tensor, k_starts: Tensor, most_q: int, most_k: int, scale: float, causal: bool,
+        window: int | None,
+    ) -> Partial:  # fmt: skip
+        found: Partial = flash_attn_varlen_func(
+            q, k, v, most_q, q_starts, most_k, k_starts, softmax_scale=scale, causal=causal, softcap=layer.softcap, fa_version=version,
+            window_size=[-1, -1] if window is None else [window - 1, 0], return_softmax_lse=True,
+        )  # fmt: skip
+        return found
+
+    return flash
 
 
 # --- the places of requests ------------------------------------------------------------------------------------------------

@@ -4,6 +4,8 @@ a GPU's route for rows of many tokens, with its FlashAttention stood in for.
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -74,7 +76,7 @@ def test_a_prompt_without_a_past_is_exact() -> None:
     calls = PagedCalls(kernel, 2, MAX_LEN)
     q, k, v = (torch.randn(9, heads, 64, dtype=torch.float32) for heads in (4, 2, 2))
     out = torch.empty_like(q)
-    assert calls.prompt(q, k, v, out, int32(9), scale=0.3)
+    calls.attend(q, out, calls.new_store(1, 1), Rows(int32(9), int32(0).view(1, 1)), [0, 9], scale=0.3, bounds=[9], new=(k, v))
     scores = torch.einsum("qhd,khd->hqk", q.double(), k.double().repeat_interleave(2, 1)) * 0.3
     weights = scores.masked_fill(torch.ones(9, 9, dtype=torch.bool).triu(1), -torch.inf).softmax(-1)
     torch.testing.assert_close(
@@ -103,6 +105,7 @@ ROUTES = SPECS | {
     "rotated": {"k": "4t64~32", "v": "8t32~16u", "cache": {"quantize": "arrival"}, "q_len": 3, "sinks": True},
     "cap": {"k": "8t64", "v": "4t32", "softcap": 5.0, "cache": {"quantize": "arrival"}, "q_len": 2},
 }
+ROUTES["cap without flash attention"] = ROUTES["cap"]
 
 
 def stand_in(
@@ -116,6 +119,7 @@ def stand_in(
     scale: float,
     causal: bool,
     window: int | None,
+    softcap: float = 0.0,
 ) -> varlen.Partial:
     """What a varlen kernel computes, in fp64; for a query that sees nothing an LSE of inf."""
     out, lse = torch.full_like(q, torch.nan), torch.full((q.shape[1], len(q)), torch.nan)
@@ -126,6 +130,7 @@ def stand_in(
         assert tokens <= most_k
         keys, values = (x[held].double().repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
         scores = torch.einsum("qhd,khd->hqk", q[mine].double(), keys) * scale
+        scores = softcap * (scores / softcap).tanh() if softcap else scores
         behind = torch.arange(tokens) - torch.arange(tokens - count, tokens).unsqueeze(1)
         if causal:
             scores.masked_fill_((behind > 0) | (behind <= -(window or MAX_LEN)), -torch.inf)
@@ -138,7 +143,7 @@ def stand_in(
 def routed(kernel: Variant, name: str) -> PagedCalls:
     """Calls on a CPU that take a GPU's route."""
     calls = PagedCalls(kernel, 5, MAX_LEN)
-    calls._route(None, stand_in)
+    calls._route(None, None if name.endswith("without flash attention") else partial(stand_in, softcap=kernel.spec.attention.softcap))
     return calls
 
 
