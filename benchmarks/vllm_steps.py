@@ -18,8 +18,10 @@ mean time between tokens, `gap_p99_ms` that of all times between tokens; `cached
 
 First every format is checked in eager mode and in CUDA graphs, over a small Llama of random weights, whose logits depend on attention:
 attention of each layer against fp64 over what the cache holds (`worst`, relative), and log-probabilities beside those of FLASH_ATTN, up to
-the first token that differs. With `--profile` kernels of a step are listed in GPU_vllm_kernels.txt. Rows go to $OUT (or
-benchmarks/results) as GPU_vllm.csv, after every engine. Exits with 1 where a check or an engine failed.
+the first token that differs; with several `--ranks` the latter alone. With `--speculate` formats are checked, and nothing is timed, by
+drafts of n-grams, of the model itself, and of an EAGLE head, beside the same engine without drafts. With `--profile` kernels of a step are
+listed in GPU_vllm_kernels.txt. Rows go to $OUT (or benchmarks/results) as GPU_vllm.csv, after every engine. Exits with 1 where a check or
+an engine failed.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -76,6 +79,10 @@ WORST = 8e-3
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 """Batches that are captured."""
 CASES = "8x32600", "32x8100", "fitx32600"
+ARRIVAL = FORMATS.keys() - {"int2"}
+"""Formats whose pages hold all of a request."""
+DRAFTED = 0.3
+"""Of |log-probability - that without drafts|: kernels of one and of several query tokens round differently."""
 LATE, WRONG, FAILED = "no time left", "wrong", "failed"
 Row = dict[str, Any]
 
@@ -164,10 +171,10 @@ class Watched:
             found = stock(layer, module, query, key, value, cache, m, output, **more)
             if m is None or (query.is_cuda and torch.cuda.is_current_stream_capturing()):
                 return found
-            for b in range(len(m.bounds)):
-                mine, length = slice(m.starts[b], m.starts[b + 1]), m.bounds[b]
+            for b, length in enumerate(m.after.lengths.tolist()):
+                mine = slice(m.starts[b], m.starts[b + 1])
                 count = mine.stop - mine.start
-                if not count:
+                if not 0 < count <= length:
                     continue
                 k, v = key[mine], value[mine]
                 if m.packed is None or count < length or count <= m.calls.most_q:  # else the row reads its own tokens
@@ -188,13 +195,13 @@ class Watched:
         KvgenImpl.forward = forward
 
 
-def answers(llm: Any, words: int) -> dict[str, Any]:
+def answers(llm: Any, words: int, prompts: Sequence[list[int]] | None = None, new: int = NEW) -> dict[str, Any]:
     """Greedy tokens, and log-probabilities of every token."""
     from vllm import SamplingParams
 
-    how = SamplingParams(temperature=0, max_tokens=NEW, ignore_eos=True, detokenize=False, logprobs=words)
-    prompts = [{"prompt_token_ids": [(7919 * i + 104729 * j + j * j) % (words - 3) + 3 for j in range(n)]} for i, n in enumerate(CHECKED)]
-    results = llm.generate(prompts, how, use_tqdm=False)
+    how = SamplingParams(temperature=0, max_tokens=new, ignore_eos=True, detokenize=False, logprobs=words)
+    prompts = prompts or [[(7919 * i + 104729 * j + j * j) % (words - 3) + 3 for j in range(n)] for i, n in enumerate(CHECKED)]
+    results = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], how, use_tqdm=False)
     tokens = [list(result.outputs[0].token_ids) for result in results]
     scores = [[[step[token].logprob for token in range(words)] for step in result.outputs[0].logprobs] for result in results]
     return {"tokens": tokens, "scores": scores}
@@ -213,8 +220,8 @@ def beside(found: dict[str, Any], other: dict[str, Any]) -> tuple[int, float, fl
     return equal, most, total / count
 
 
-def check(name: str, options: Namespace) -> list[Row]:
-    """The rows of an engine's check; those of `auto` are kept for the others."""
+def check(name: str, options: Namespace, wrote: Callable[[list[Row]], Any]) -> list[Row]:
+    """The rows of an engine's check, which `wrote` gets as they come; answers of `auto` are kept for the others."""
     import gc
 
     shape = TINY if options.tiny else SMALL
@@ -228,7 +235,7 @@ def check(name: str, options: Namespace) -> list[Row]:
         return []
     reference, rows, watched = json.loads(kept.read_text()), [], Watched()
     watched.install()
-    for mode in ("eager",) if options.tiny else ("eager", "captured"):
+    for mode in ("eager",) if options.tiny else ("eager", "captured") if options.ranks == 1 else ("captured",):
         llm = engine(name, model, options, enforce_eager=mode == "eager", **small)
         watched.worst, watched.rows = 0.0, 0
         equal, most, mean = beside(answers(llm, shape["vocab_size"]), reference)
@@ -236,15 +243,75 @@ def check(name: str, options: Namespace) -> list[Row]:
         row |= {"worst": round(watched.worst, 6), "rows": watched.rows}
         bad = most > LIMITS.get(name, 20.0) or watched.worst > WORST
         rows.append(row | {"note": WRONG if bad else ""})
+        wrote(rows)
         del llm
         gc.collect()
     return rows
 
 
+def speculate(name: str, options: Namespace, wrote: Callable[[list[Row]], Any]) -> list[Row]:
+    """The rows of an engine that verifies drafts: what it answers beside the same engine without. Drafts are of n-grams, and where all of a
+    request is in pages of the model itself, and of an EAGLE head of random weights, whose drafts are wrong.
+    """
+    import gc
+
+    shape = TINY if options.tiny else SMALL
+    dtype, words = "float32" if options.tiny else "bfloat16", shape["vocab_size"]
+    model = config_of(shape, options.scratch / "checked", dtype, weights=True)
+    head = eagle_of(shape, options.scratch / "eagle", dtype)
+    ways: dict[str, Row] = {
+        "ngram": {"method": "ngram", "prompt_lookup_max": 2, "prompt_lookup_min": 1},
+        "draft_model": {"method": "draft_model", "model": str(model)}, "eagle": {"method": "eagle", "model": str(head)},
+    }  # fmt: skip
+    small = {"max_model_len": 2048, "max_num_seqs": 16, "max_logprobs": words, "max_num_batched_tokens": 640, "disable_log_stats": False}
+    if not options.tiny:
+        small["gpu_memory_utilization"] = 0.3
+    prompts = [[7919 * i % (words - 3) + 3 + j % (5 + 2 * i) for j in range(n)] for i, n in enumerate(CHECKED)]
+    watched, rows, reference = Watched(), list[Row](), dict[str, Any]()
+    if name in FORMATS:
+        watched.install()
+    for way in ["none", *(ways if name in {*ARRIVAL, "auto"} else ("ngram",))]:
+        drafts = {} if way == "none" else {"speculative_config": {"num_speculative_tokens": 3, **ways[way]}}
+        llm = engine(name, model, options, enforce_eager=options.tiny, **small, **drafts)
+        watched.worst, watched.rows = 0.0, 0
+        found = answers(llm, words, prompts, 60)
+        if way == "none":
+            reference = found
+        else:
+            equal, most, mean = beside(found, reference)
+            told = {x.name: getattr(x, "value", None) for x in llm.get_metrics()}
+            made, kept = (int(told.get(f"vllm:spec_decode_num_{x}_tokens") or 0) for x in ("draft", "accepted"))
+            mode = llm.llm_engine.vllm_config.compilation_config.cudagraph_mode
+            row = {"engine": name, "case": f"drafts, {way}", "equal": equal, "most": round(most, 4), "mean": round(mean, 5)}
+            row |= {"worst": round(watched.worst, 6), "rows": watched.rows, "drafted": made, "accepted": kept, "graphs": str(mode)}
+            bad = watched.worst > WORST or not made or (name in ARRIVAL and most > DRAFTED)
+            rows.append(row | {"note": WRONG if bad else ""})
+            wrote(rows)
+        del llm
+        gc.collect()
+    return rows
+
+
+def eagle_of(shape: dict[str, Any], folder: Path, dtype: str) -> Path:
+    """An EAGLE head of a layer, of random weights."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    config_of({**shape, "num_hidden_layers": 1}, folder, dtype, weights=True)
+    tensors = {name.removeprefix("model."): x for name, x in load_file(folder / "model.safetensors").items() if ".layers." in name}
+    tensors = {name: x for name, x in tensors.items() if "input_layernorm" not in name}
+    hidden = shape["hidden_size"]
+    tensors["fc.weight"] = (torch.randn(hidden, 2 * hidden, generator=torch.Generator().manual_seed(1)) / (2 * hidden) ** 0.5).to(
+        getattr(torch, dtype)
+    )
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
 # --- times -------------------------------------------------------------------------------------------------------------------
 
 
-def measure(name: str, options: Namespace) -> list[Row]:
+def measure(name: str, options: Namespace, wrote: Callable[[list[Row]], Any]) -> list[Row]:
     """The rows of an engine's cases."""
     import torch
     from vllm import SamplingParams
@@ -297,6 +364,7 @@ def measure(name: str, options: Namespace) -> list[Row]:
                 list_kernels(name, lambda prompts=prompts: took(prompts, 12), options)
         here = torch.cuda.is_available() and options.ranks == 1
         row["peak_gib"] = round(torch.cuda.max_memory_reserved() / 2**30, 2) if here else None
+        wrote(rows)
     if trace:
         took(prompts_of(1, min(2000, longest - 20)), 8)
         rows.append({"engine": name, "case": "trace", **held, "load_s": round(loaded, 1), **follow(llm, trace, options.trace_seconds)})
@@ -390,27 +458,34 @@ def build(options: Namespace) -> None:
     """Compile what the engines will ask for, several at a time."""
     from concurrent.futures import ThreadPoolExecutor
 
+    import torch
+
     from kvgen.integrations.vllm.formats import PAGE, Format, Layer
 
     shape, ranks = TINY if options.tiny else SHAPES[options.shape], options.ranks
     heads = shape["num_attention_heads"] // ranks, shape["num_key_value_heads"] // ranks, shape["head_dim"]
     layer = Layer(*heads, "float32" if options.tiny else "bfloat16", None, 0.0, sinks=False, q_len=1)
+    forms = [Format(FORMATS[name], layer) for name in options.engines if name in FORMATS]
+    gpu = torch.device("cpu" if options.tiny else "cuda")
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda name: Format(FORMATS[name], layer).kernel(PAGE), [name for name in options.engines if name in FORMATS]))
+        makers = [*(partial(form.kernel, PAGE) for form in forms), *(partial(form.chunks, PAGE, gpu) for form in forms)]
+        list(pool.map(lambda make: make(), makers))
 
 
 def child(what: str, name: str, options: Namespace, limit: float) -> list[Row]:
-    """What a process of its own found; a row that says why it found nothing."""
+    """What a process of its own found, and a row that says why it found no more."""
     out = options.scratch / f"{what}-{name}.json"
     out.unlink(missing_ok=True)
     command = [sys.executable, __file__, *sys.argv[1:], "--child", what, name]
+    note = ""
     try:
         subprocess.run(command, timeout=max(1.0, limit), check=True)
     except subprocess.TimeoutExpired:
-        return [{"engine": name, "case": what, "note": LATE}]
+        note = LATE
     except subprocess.CalledProcessError as error:
-        return [{"engine": name, "case": what, "note": f"{FAILED}: exit {error.returncode}"}]
-    return json.loads(out.read_text())
+        note = f"{FAILED}: exit {error.returncode}"
+    rows = json.loads(out.read_text()) if out.exists() else []
+    return [*rows, {"engine": name, "case": what, "note": note}] if note else rows
 
 
 def main() -> int:
@@ -430,26 +505,27 @@ def main() -> int:
     command.add_argument("--rate", type=float, default=20000, help="tokens of a prompt per second, for that")
     command.add_argument("--scratch", type=Path, default=Path("/tmp/kvgen-vllm-steps"))
     command.add_argument("--shape", choices=SHAPES, default="8b", help="of the model: Llama-3.1-8B, or 16 layers of Llama-3.1-70B")
-    command.add_argument("--ranks", type=int, default=1, help="GPUs of one engine, by tensor parallelism; without a check")
-    for flag in ("compile", "tiny", "profile", "no-check", "check-only"):
+    command.add_argument("--ranks", type=int, default=1, help="GPUs of one engine, by tensor parallelism")
+    for flag in ("compile", "tiny", "profile", "no-check", "check-only", "speculate"):
         command.add_argument(f"--{flag}", action="store_true")
     command.add_argument("--child", nargs=2, help="used by the benchmark itself")
     options = command.parse_args()
     if options.child:
         what, name = options.child
-        if what == "build":
-            build(options)
-            rows: list[Row] = []
-        else:
+
+        def found(rows: list[Row]) -> None:
             import vllm
 
-            rows = [row | {"vllm": vllm.__version__} for row in (check if what == "check" else measure)(name, options)]
-        (options.scratch / f"{what}-{name}.json").write_text(json.dumps(rows))
+            (options.scratch / f"{what}-{name}.json").write_text(json.dumps([row | {"vllm": vllm.__version__} for row in rows]))
+
+        if what == "build":
+            build(options)
+            return 0
+        found({"check": check, "measure": measure, "speculate": speculate}[what](name, options, found))
         return 0
 
     options.scratch.mkdir(parents=True, exist_ok=True)
     if options.ranks > 1:  # a process for each, which finds the backend by itself
-        options.no_check = True
         be_found(options.scratch / "plugin")
     compiling = subprocess.Popen([sys.executable, __file__, *sys.argv[1:], "--child", "build", "all"])
     rows = Turns(options).take(compiling.wait)
@@ -464,7 +540,10 @@ def be_found(folder: Path) -> None:
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: kvgen-checkout\nVersion: 0\n")
     (info / "entry_points.txt").write_text("[vllm.general_plugins]\nkvgen-checkout = kvgen.integrations.vllm:register\n")
     paths = [str(Path(__file__).resolve().parent.parent), str(folder), os.environ.get("PYTHONPATH", "")]
-    os.environ.update(PYTHONPATH=os.pathsep.join(filter(None, paths)), VLLM_PLUGINS="kvgen-checkout")
+    os.environ.update(
+        PYTHONPATH=os.pathsep.join(filter(None, paths)), VLLM_PLUGINS="kvgen-checkout", VLLM_ALLREDUCE_USE_SYMM_MEM="0",
+        VLLM_WORKER_MULTIPROC_METHOD="spawn",
+    )  # fmt: skip
 
 
 class Turns:
@@ -480,6 +559,9 @@ class Turns:
         for name in options.engines:
             if name in FORMATS and waiting:
                 waiting = bool(compiled())
+            if options.speculate:
+                self._child("speculate", name)
+                continue
             runs = True
             if not options.no_check and name not in FLASH.keys() - {"auto"}:
                 runs = not any(str(row.get("note", "")).startswith(FAILED) for row in self._child("check", name))
