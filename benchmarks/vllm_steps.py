@@ -272,6 +272,8 @@ def speculate(name: str, options: Namespace, wrote: Callable[[list[Row]], Any]) 
         watched.install()
     for way in ["none", *(ways if name in {*ARRIVAL, "auto"} else ("ngram",))]:
         drafts = {} if way == "none" else {"speculative_config": {"num_speculative_tokens": 3, **ways[way]}}
+        if way in ("draft_model", "eagle") and name in FORMATS:
+            drafts["speculative_config"]["attention_backend"] = "CUSTOM"  # else a draft's layers have a backend of vLLM's own
         llm = engine(name, model, options, enforce_eager=options.tiny, **small, **drafts)
         watched.worst, watched.rows = 0.0, 0
         found = answers(llm, words, prompts, 60)

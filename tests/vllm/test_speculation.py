@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kvgen.errors import UnsupportedError
 from tests.vllm.engines import INT4, PLAIN, SAW, Engines, Watched, counted, generate, ids, same
 
 PROMPTS = [(ids(n, 9) * 40)[:length] for n, length in enumerate((30, 121, 126, 250))]
@@ -23,3 +24,15 @@ def test_tokens_are_those_without_drafts(engine: Engines, model: Path, form: Any
     assert 20 < accepted < drafts - 20
     if form is not INT4:
         same(found, generate(engine(model, form), PROMPTS, 60)[0], limit=1e-3)
+
+
+def test_drafts_of_a_model(engine: Engines, model: Path, watched: Watched) -> None:
+    """The model itself drafts what it says, over pages of kvgen's: any fault of a draft's attention is a draft that is rejected."""
+    drafts = {"method": "draft_model", "model": str(model), "num_speculative_tokens": 3, "attention_backend": "CUSTOM"}
+    llm = engine(model, SAW, speculative_config=drafts)
+    found, _ = generate(llm, PROMPTS, 40)
+    assert counted(llm, "spec_decode_num_accepted_tokens") == counted(llm, "spec_decode_num_draft_tokens") > 100
+    del llm
+    same(found, generate(engine(model, SAW), PROMPTS, 40)[0], limit=1e-3)
+    with pytest.raises(UnsupportedError, match="speculative decoding by draft_model"):
+        engine(model, INT4, speculative_config=drafts)

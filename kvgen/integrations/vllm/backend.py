@@ -163,7 +163,8 @@ class KvgenBuilder(AttentionMetadataBuilder[KvgenMetadata]):
         meta = common_attn_metadata
         rows = meta.num_reqs
         starts = meta.query_start_loc_cpu[: rows + 1].tolist()
-        bound = getattr(meta, "seq_lens_cpu_upper_bound", None)
+        # a draft's rows may have tokens that the host's bounds lack
+        bound = None if fast_build else getattr(meta, "seq_lens_cpu_upper_bound", None)
         bounds = ([meta.max_seq_len] * rows) if bound is None else bound[:rows].tolist()
         lengths, before, counts, places = (numbers[:rows] for numbers in self._numbers)
         lengths.copy_(meta.seq_lens[:rows])

@@ -20,6 +20,8 @@ LEAST_PAGE = 16
 """Every page is a multiple of so many tokens: vLLM asks before it knows a layer."""
 MOST_Q = 8
 """Query tokens of a row that a kernel takes at most."""
+LOOKUPS = "ngram", "ngram_gpu", "suffix"
+"""Methods of speculative decoding whose drafts no model makes."""
 DTYPE = "kvgen-"
 """What a preset's name begins with as a `--kv-cache-dtype`."""
 EXAMPLE = """--additional-config '{"kvgen": {"preset": "saw-int4"}}'"""
@@ -154,6 +156,9 @@ def add(config: Any, layer: Layer) -> Format:
     given = chosen(config, FULL if layer.window is None else SLIDING)
     drafts = getattr(config.speculative_config, "num_speculative_tokens", None) or 0
     made = Format(given, layer, drafts, hits=bool(config.cache_config.enable_prefix_caching))
+    method = getattr(config.speculative_config, "method", None)
+    if not made.arrival and method not in (None, *LOOKUPS):
+        raise refused(f"speculative decoding by {method}", "steps of a draft model do not tell where the format's residuals lie")
     if config.kv_transfer_config is not None and not made.arrival:
         raise refused("KV connectors", "the format keeps the newest tokens of a request outside of vLLM's pages")
     if _formats.get(layer.key) != made:
