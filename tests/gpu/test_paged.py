@@ -64,6 +64,9 @@ def test_rows_in_graphs_of_two_batch_sizes(variant: Variant) -> None:
             variant.prefill(row, k, v)
             close(found[b : b + 1, None], variant.attend(q, row))
         before[:batch] += 1
+    right = graphs[ROWS].step(before, table, slots, 140).clone()
+    stale = graphs[ROWS].step(before, table, slots, 140, planned=torch.ones_like(before)).clone()
+    assert float((stale - right).float().norm() / right.float().norm()) > 0.1, "a replay reads the plan that was made before it"
     calls.check()
 
 
@@ -90,8 +93,10 @@ class Captured:
         with torch.cuda.graph(self.graph):
             run()
 
-    def step(self, before: torch.Tensor, table: torch.Tensor, slots: torch.Tensor, seed: int) -> torch.Tensor:
-        """The output of one more token of each row."""
+    def step(
+        self, before: torch.Tensor, table: torch.Tensor, slots: torch.Tensor, seed: int, planned: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """The output of one more token of each row; with the plan for other lengths, if they are given."""
         for at, x in enumerate(self.inputs):
             x.copy_(tokens(self.batch, x.shape[1], 1000 * at + seed))
         self.before.copy_(before)
@@ -99,7 +104,7 @@ class Captured:
         self.counts.fill_(1)
         self.table.copy_(table)
         self.slots.copy_(slots)
-        self.calls.plan(Rows(self.after, self.table, self.slots))
+        self.calls.plan(Rows(self.after if planned is None else planned, self.table, self.slots))
         self.graph.replay()
         return self.out
 

@@ -1,6 +1,6 @@
 """Planted faults: the comparison of every row with the reference sees each of them.
 
-One more is of GPUs alone, a plan of the step before: modules of a CPU plan for themselves.
+One more is of GPUs alone, a plan of the step before: modules of a CPU plan for themselves (`tests/gpu/test_paged.py`).
 """
 
 from __future__ import annotations
