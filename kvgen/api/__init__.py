@@ -142,4 +142,5 @@ def _fetch(spec: AnySpec) -> Kernel | MatrixKernel | LinearKernel:
         built = modules(entry, verification.add, verification.start)
         verification.finish()
     kinds: dict[type, Any] = {KernelSpec: Kernel, MatrixSpec: MatrixKernel, LinearSpec: LinearKernel}
-    return kinds[type(spec)](spec, entry, selection, built)
+    kernel: Kernel | MatrixKernel | LinearKernel = kinds[type(spec)](spec, entry, selection, built)
+    return kernel

@@ -55,7 +55,7 @@ def quantize(linear: LinearFormat, weight: Tensor, clip: Clip = "none") -> Canon
     if tuple(weight.shape) != (linear.n, linear.k) or not weight.is_floating_point():
         raise ValueError(f"a weight is [{linear.n}, {linear.k}] of a floating type, not {list(weight.shape)} of {weight.dtype}")
     step = max(1, CHUNK // linear.k)
-    parts = [_quantized(linear, rows, clip) for rows in weight.detach().split(step)]
+    parts = [_quantized(linear, rows, clip) for rows in torch.split(weight.detach(), step)]
     codes, scales, zeros = (torch.cat(part) for part in zip(*parts, strict=True))
     if not bool(scales.isfinite().all()):
         raise ValueError(f"the weight has values that are not finite, or too large for scales of {linear.dtype}")
@@ -182,7 +182,9 @@ def _pack(linear: LinearFormat, weight: Canonical) -> Tensor:
         whole = codes.permute(0, 3, 2, 6, 4, 7, 5, 1)  # tile, run, g, t, f, d, c, h
         stored = whole[..., 0] | whole[..., 1] << 4
     else:
-        stored = codes.unflatten(4, (2, 2)).permute(0, 3, 4, 2, 7, 5, 6, 8, 1)  # tile, run, f's half, g, t, f in it, c, d, h
+        stored = codes.view(*codes.shape[:4], 2, 2, 2, 4, 2).permute(
+            0, 3, 4, 2, 7, 5, 6, 8, 1
+        )  # tile, run, f's half, g, t, f in it, c, d, h
     params = [p[order].view(torch.uint8).view(tiles, TILE, linear.groups, -1) for p in (weight.scales, weight.zeros) if p is not None]
     stored = stored.reshape(tiles, units, -1)
     if linear.group == "row":
@@ -195,9 +197,9 @@ def _unpack(linear: LinearFormat, packed: Tensor) -> Canonical:
     sizes = [TILE * item, TILE] if linear.zero else [TILE * item]  # bytes of a tile's scales and zeros
     code_bytes = TILE * _unit(linear) * linear.bits // 8
     if linear.group == "row":
-        stored, *params = packed.split([tiles * units * code_bytes, *(tiles * size for size in sizes)])
+        stored, *params = torch.split(packed, [tiles * units * code_bytes, *(tiles * size for size in sizes)])
     else:
-        stored, *params = packed.view(tiles, units, -1).split([code_bytes, *sizes], 2)
+        stored, *params = torch.split(packed.view(tiles, units, -1), [code_bytes, *sizes], 2)
     back = torch.argsort(_order(linear, packed.device))
     if linear.bits == 4:
         pairs = stored.reshape(tiles, -1, 8, 4, 4, 2, 2)  # tile, run, g, t, f, d, c

@@ -164,9 +164,10 @@ class Loaded:
     """The module of a job, which is not trusted yet. Loading it raises KvgenError where it cannot be loaded or lacks a function."""
 
     def __init__(self, job: Job) -> None:
+        spec: Any = job.spec
         self.job = job
-        layout = layout_of(job.spec, job.schedule.layout)
-        self._variant: Any = Variant(job.spec, layout, load(job.artifact))
+        layout = layout_of(spec, job.schedule.layout)
+        self._variant: Any = Variant(spec, layout, load(job.artifact))
         self.shared_by: Hashable = (job.spec.format_id, layout.id)
         """Candidates for which this is equal share inputs."""
 
@@ -176,7 +177,8 @@ class Loaded:
 
     def inputs(self, cold: int | None) -> Any:
         """Inputs of the job's workload, in as many copies as exceed `cold` bytes."""
-        return WorkloadInputs(self._variant, self.job.workload, self.job.device, cold)
+        workload: Any = self.job.workload
+        return WorkloadInputs(self._variant, workload, self.job.device, cold)
 
     def check_at(self, inputs: Any, accuracy: dict[str, float]) -> Check:
         """The check on the inputs that are timed."""
@@ -205,14 +207,16 @@ class LoadedMatrix(Loaded):
     """Of an operation on a matrix."""
 
     def __init__(self, job: Job) -> None:
-        self.job, self.shared_by = job, job.spec.format_id
-        self._variant = load_matrix(job.spec, job.artifact)
+        spec: Any = job.spec
+        self.job, self.shared_by = job, spec.format_id
+        self._variant = load_matrix(spec, job.artifact)
 
     def checks(self, policy: CheckPolicy, accuracy: dict[str, float]) -> list[Check]:
         return [MatrixCheck(self._variant, self.job.device, policy, accuracy)]
 
     def inputs(self, cold: int | None) -> MatrixInputs:
-        return MatrixInputs(self._variant, self.job.workload, self.job.device, cold)
+        workload: Any = self.job.workload
+        return MatrixInputs(self._variant, workload, self.job.device, cold)
 
     def check_at(self, inputs: Any, accuracy: dict[str, float]) -> Check:
         return MatrixWorkloadCheck(self._variant, inputs.shape.key, inputs.matrices[0], inputs.codes[0], inputs.outs[0], accuracy)
@@ -226,14 +230,16 @@ class LoadedLinear(Loaded):
     """Of a linear layer."""
 
     def __init__(self, job: Job) -> None:
-        self.job, self.shared_by = job, job.spec.format_id
-        self._variant = load_linear(job.spec, job.artifact, job.target, rows_of(job.schedule.launch))
+        spec: Any = job.spec
+        self.job, self.shared_by = job, spec.format_id
+        self._variant = load_linear(spec, job.artifact, job.target, rows_of(job.schedule.launch))
 
     def checks(self, policy: CheckPolicy, accuracy: dict[str, float]) -> list[Check]:
         return [LinearCheck(self._variant, self.job.device, policy, accuracy)]
 
     def inputs(self, cold: int | None) -> LinearInputs:
-        return LinearInputs(self._variant, self.job.workload, self.job.device, cold)
+        workload: Any = self.job.workload
+        return LinearInputs(self._variant, workload, self.job.device, cold)
 
     def check_at(self, inputs: Any, accuracy: dict[str, float]) -> Check:
         return LinearWorkloadCheck(self._variant, inputs.shape.key, inputs.case, accuracy)
