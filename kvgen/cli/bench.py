@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvgen.cli.app import app
-from kvgen.cli.options import Arch, Json, Workloads, parse_seconds, parse_shape, require_writable, resolve_spec
+from kvgen.cli.options import Arch, Json, Workloads, parse_seconds, parse_shape, require_writable, resolve_any_spec
 from kvgen.cli.output import Ticker, microseconds, print_json, print_table
 from kvgen.errors import MeasureError
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from kvgen.arch import Target
     from kvgen.bench.run import Provider
     from kvgen.measure.measurement import TimingPolicy
-    from kvgen.spec import KernelSpec
+    from kvgen.spec import KernelSpec, LinearSpec
 
 SUITE = "int8-kernels"
 OVER = 1.1
@@ -60,6 +60,7 @@ def bench(
     import torch
 
     from kvgen.measure.measurement import TimingPolicy
+    from kvgen.spec import KernelSpec, LinearSpec, load_as
     from kvgen.spec.target import resolve
 
     call = "decode" if decode else "attend"
@@ -68,7 +69,14 @@ def bench(
     if spec_name is None:
         _run_suite(resolve(arch or "native"), workload or [], policy, rounds, csv, as_json=as_json)  # type: ignore[arg-type]
         return
-    spec = resolve_spec(spec_name, arch, workload)
+    whole = resolve_any_spec(spec_name, arch, workload)
+    if isinstance(whole, LinearSpec):
+        for option, given in {"--against": against, "--alone": alone, "--decode": decode, "--budget": budget}.items():
+            if given:
+                raise typer.BadParameter("it goes with a spec of attention, not of a linear layer", param_hint=option)
+        _run_linear(whole, resolve(whole.arch), policy, rounds, csv, as_json=as_json)
+        return
+    spec = load_as(KernelSpec, whole)
     target = resolve(spec.arch)
     rows = run(spec, target, [] if alone else _chosen(spec, target, against), policy, rounds, csv, budget, quiet=as_json)
     if not rows:
@@ -159,6 +167,30 @@ def show(rows: list[dict[str, Any]]) -> None:
         ]
         print_table(f"{name} at {Workload(**work).key}", columns, table, right=columns[1:])
         typer.echo("")
+
+
+def _run_linear(spec: LinearSpec, target: Target, policy: TimingPolicy, rounds: int, csv: Path | None, *, as_json: bool) -> None:
+    """A linear layer beside torch.matmul and a pure read, printed."""
+    import pandas as pd
+
+    from kvgen.bench.linear import compare
+    from kvgen.bench.run import facts, write_csv
+
+    records: list[dict[str, Any]] = []
+    for record in compare(spec, target, policy, rounds):
+        records.append(record)
+        if csv:
+            write_csv(csv, pd.DataFrame([{**one, **facts(target, policy)} for one in records]))
+    if as_json:
+        print_json(records)
+        return
+    ours = {one["workload"]: one["us"] for one in records if one["provider"] == "kvgen"}
+    table = []
+    for one in records:
+        told = (microseconds(one["us"]), f"{one['us'] / ours[one['workload']]:.2f}x", f"{one['bytes'] / 1e6:.1f}")
+        table.append((one["workload"], one["provider"], *told, f"{one['read_us'] / one['us']:.0%}"))
+    columns = ["workload", "provider", "time", "to kvgen", "MB", "of read speed"]
+    print_table(spec.name, columns, table, right=columns[2:])
 
 
 def _run_suite(target: Target, names: list[str], policy: TimingPolicy, rounds: int, csv: Path | None, *, as_json: bool) -> None:
