@@ -5,7 +5,7 @@ In compiled models a product is one opaque operator, `kvgen::linear`, which name
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from typing import Any
 from weakref import WeakValueDictionary
@@ -17,6 +17,7 @@ from torch.nn import functional
 from kvgen.api import get_linear_kernel
 from kvgen.errors import KvgenError
 from kvgen.format.dtypes import torch_dtype
+from kvgen.runtime.kvcache import new_bytes
 from kvgen.spec import LinearSpec
 
 _layers: WeakValueDictionary[int, QuantizedLinear] = WeakValueDictionary()
@@ -107,6 +108,15 @@ class QuantizedLinear(nn.Module):
                 f"{self.spec.name} stays {self.spec.linear.dtype} on {self.packed.device}: quantize the model where it runs, in its dtype"
             )
         return self
+
+
+def gather(layers: Iterable[QuantizedLinear]) -> None:
+    """Move the packed weights of layers on a CPU into one piece of memory with huge pages, for which each alone is too small."""
+    mine = [layer for layer in layers if layer.packed.device.type == "cpu"]
+    sizes = [-(-layer.packed.numel() // 64) * 64 for layer in mine]
+    pieces = new_bytes(sum(sizes), torch.device("cpu")).split(sizes)
+    for layer, piece in zip(mine, pieces, strict=True):
+        layer.packed = piece[: layer.packed.numel()].copy_(layer.packed)
 
 
 class JointLinear(QuantizedLinear):

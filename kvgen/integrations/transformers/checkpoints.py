@@ -19,7 +19,7 @@ from kvgen.api import get_linear_kernel
 from kvgen.errors import UnsupportedError, host_errors
 from kvgen.extras import require
 from kvgen.format.dtypes import torch_dtype
-from kvgen.integrations.linears import QuantizedLinear
+from kvgen.integrations.linears import QuantizedLinear, gather
 from kvgen.integrations.transformers.weights import (
     Format,
     Place,
@@ -108,6 +108,7 @@ def load_quantized(
         _foreign(model, files, where, join, wide)
         if head is not None:
             quantize_head(model, head, wide=wide)
+    gather(quantized_linears(model).values())
     if missing := [name for name, tensor in model.named_parameters() if tensor.is_meta]:
         raise ValueError(f"{folder} lacks {', '.join(missing[:4])}{' and others' if len(missing) > 4 else ''}")
     if (files.folder / "generation_config.json").exists():

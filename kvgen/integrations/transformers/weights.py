@@ -21,7 +21,7 @@ from torch.nn import functional
 from kvgen.api import get_linear_kernel
 from kvgen.errors import SpecError
 from kvgen.format.weights import Clip
-from kvgen.integrations.linears import JointLinear, QuantizedLinear
+from kvgen.integrations.linears import JointLinear, QuantizedLinear, gather
 from kvgen.spec import LinearSpec
 
 JOINTS = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
@@ -103,7 +103,9 @@ def quantize_weights(
     if head is not None:
         wanted.append(_of_head(model, head))
     fetch(each for _, each in wanted)
-    return {place.name: _quantized(model, place, each, clip, wide) for place, each in wanted}
+    made = {place.name: _quantized(model, place, each, clip, wide) for place, each in wanted}
+    gather(made.values())
+    return made
 
 
 def quantize_head(model: Any, form: Format, *, clip: Clip = "none", wide: str = "dequantize") -> QuantizedLinear:
