@@ -98,20 +98,26 @@ class Study:
     def read(self) -> list[Measurement]:
         """What was finished since the last call, by other processes too. Claims of a process that died are open again."""
         news = []
-        for trial in self._storage.get_all_trials(self._id, deepcopy=False):
+        trials = self._storage.get_all_trials(self._id, deepcopy=False)
+        for trial in sorted(trials, key=lambda trial: not trial.state.is_finished()):
             key, since = trial.user_attrs.get(CLAIM, ("", 0.0))
             if trial.number in self._seen or key in self._claims:
                 continue
             if trial.state.is_finished():
                 self._seen.add(trial.number)
-                news.append(self._parsed(trial.number, trial.user_attrs.get(RECORD)))
+                if RECORD not in trial.user_attrs:
+                    continue
+                news.append(self._parsed(trial.number, trial.user_attrs[RECORD]))
                 key = news[-1].candidate.schedule.id
                 self._waiting.pop(key, None)
-            elif key not in self.records:
+            else:
                 where = self._storage.get_trial_id_from_study_id_trial_number(self._id, trial.number)
-                waits = trial.state == TrialState.WAITING
-                if not waits and time.time() - since > STALE_S:
-                    waits = self._storage.set_trial_state_values(where, TrialState.WAITING)
+                waits, measured = trial.state == TrialState.WAITING, key in self.records
+                if time.time() - since > STALE_S and (measured or not waits):  # of a dead host, which another one may have replaced
+                    self._storage.set_trial_state_values(where, TrialState.FAIL if measured else TrialState.WAITING)
+                    waits = True
+                if measured:
+                    continue
                 if waits:
                     self._waiting[key] = where
                 self._set_open(key, waits)

@@ -77,7 +77,8 @@ def test_hosts_divide_a_study_and_survive_one_that_is_killed(url: str, tmp_path:
     assert int(told.split()[0]) + int(rest.split()[0]) <= EVERY
     assert (told.split()[1], rest.split()[1]) == ("32", "32")
     found = trials(url)
-    assert {trial.state for trial in found} == {TrialState.COMPLETE}
+    assert {trial.state for trial in found} <= {TrialState.COMPLETE, TrialState.FAIL}
+    found = [trial for trial in found if trial.state == TrialState.COMPLETE]  # both hosts claim the defaults, and one of them died
     measured = Counter(tuple(trial.user_attrs[RECORD][name] for name in ("schedule", "workload")).__repr__() for trial in found)
     assert len(measured) == EVERY
     assert len(found) <= EVERY + 2, "hosts that ask at the same moment may take the same"

@@ -166,3 +166,19 @@ def test_what_is_given_back_waits_for_the_next_build():
     assert all(CLAIM in trial.user_attrs for trial in trials)
     assert STALE_S > 60
     assert search(storage, shared=True).left == 2 * EVERY
+
+
+def test_a_claim_of_a_dead_host_that_another_measured_fails_and_reopens_nothing(monkeypatch: pytest.MonkeyPatch):
+    storage = InMemoryStorage()
+    dead, other = (search(storage, seed, shared=True) for seed in (0, 1))
+    first = Candidate(schedules()[0], WORKLOADS[0])
+    for found in (dead, other):
+        found.lead([first])
+        assert found.next(1) == [first]
+    other.finish(first.measured("ok", samples=(1.0,)))
+    monkeypatch.setattr("kvgen.tune.storage.STALE_S", -1.0)
+    for _ in range(2):
+        third = search(storage, 2, shared=True)
+        assert (third.left, third.records[first.key].cost) == (2 * EVERY - 1, 1.0)
+    states = [trial.state for study in storage.get_all_studies() for trial in storage.get_all_trials(study._study_id)]
+    assert sorted(states) == [TrialState.COMPLETE, TrialState.FAIL]
