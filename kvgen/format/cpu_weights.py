@@ -31,9 +31,9 @@ def pack(codes: Tensor, scales: Tensor, zeros: Tensor | None, bits: int, group: 
     params = [p.transpose(1, 2).flatten(2) for p in params]  # [tile, group, bytes]
     pieces = []
     for tiles, wide in _blocks(n // TILE):
-        parts = [stored[tiles].unflatten(0, (-1, wide)).permute(0, 2, 3, 1, 4).flatten(2)]
+        parts = [stored[tiles].unflatten(0, (-1, wide)).permute(0, 2, 3, 1, 4).flatten(2)]  # type: ignore[no-untyped-call]
         if group is not None:
-            parts += [p[tiles].unflatten(0, (-1, wide)).transpose(1, 2).flatten(2) for p in params]
+            parts += [p[tiles].unflatten(0, (-1, wide)).transpose(1, 2).flatten(2) for p in params]  # type: ignore[no-untyped-call]
         pieces.append(torch.cat(parts, 2).flatten())
     if group is None:
         pieces += [p.flatten() for p in params]
@@ -50,21 +50,22 @@ def unpack(
     codes_bytes = unit // RUN * run_bytes
     tile_bytes = k // unit * (codes_bytes + (sum(sizes) if group is not None else 0))
     streams, behind = packed[: tiles * tile_bytes], packed[tiles * tile_bytes :]
-    stored, params = [], [[] for _ in sizes]
+    stored: list[Tensor] = []
+    params: list[list[Tensor]] = [[] for _ in sizes]
     for part, wide in _blocks(tiles):
         units = streams[part.start * tile_bytes : part.stop * tile_bytes].view(-1, k // unit, wide * tile_bytes // (k // unit))
         cuts = [wide * codes_bytes] + ([wide * size for size in sizes] if group is not None else [])
-        codes_of, *params_of = units.split(cuts, 2)
+        codes_of, *params_of = units.split(cuts, 2)  # type: ignore[no-untyped-call]
         stored.append(codes_of.unflatten(2, (-1, wide, run_bytes)).permute(0, 3, 1, 2, 4).flatten(0, 1))
         for kept, p in zip(params, params_of, strict=False):
             kept.append(p.unflatten(2, (wide, -1)).transpose(1, 2).flatten(0, 1))
     if group is None:
-        params = [[p.view(tiles, 1, -1)] for p in behind.split([tiles * size for size in sizes])]
+        params = [[p.view(tiles, 1, -1)] for p in behind.split([tiles * size for size in sizes])]  # type: ignore[no-untyped-call]
     order = torch.argsort(_order(n, paired, packed.device))
-    codes = torch.cat(stored).unflatten(3, (-1, TILE, 4)).permute(0, 4, 1, 2, 3, 5).reshape(n, -1)
+    codes = torch.cat(stored).unflatten(3, (-1, TILE, 4)).permute(0, 4, 1, 2, 3, 5).reshape(n, -1)  # type: ignore[no-untyped-call]
     if bits == 4:
         codes = torch.stack((codes & 15, codes >> 4), 2).flatten(1)
-    scales, *zeros = (torch.cat(p).unflatten(2, (TILE, -1)).transpose(1, 2).flatten(0, 1).contiguous() for p in params)
+    scales, *zeros = (torch.cat(p).unflatten(2, (TILE, -1)).transpose(1, 2).flatten(0, 1).contiguous() for p in params)  # type: ignore[no-untyped-call]
     return codes[order], scales.view(dtype).flatten(1)[order], zeros[0].flatten(1)[order] if zero else None
 
 

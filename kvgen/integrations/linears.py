@@ -114,7 +114,7 @@ def gather(layers: Iterable[QuantizedLinear]) -> None:
     """Move the packed weights of layers on a CPU into one piece of memory with huge pages, for which each alone is too small."""
     mine = [layer for layer in layers if layer.packed.device.type == "cpu"]
     sizes = [-(-layer.packed.numel() // 64) * 64 for layer in mine]
-    pieces = new_bytes(sum(sizes), torch.device("cpu")).split(sizes)
+    pieces = new_bytes(sum(sizes), torch.device("cpu")).split(sizes)  # type: ignore[no-untyped-call]
     for layer, piece in zip(mine, pieces, strict=True):
         layer.packed = piece[: layer.packed.numel()].copy_(layer.packed)
 
