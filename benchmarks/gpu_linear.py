@@ -61,7 +61,8 @@ def main() -> int:
         spec = load_as(LinearSpec, {"operation": "linear", "arch": TARGET, "linear": {"n": n, "k": k, "bits": asked.bits, "group": GROUP}})
         plans[shape] = spec, {rows: tried(spec, rows, asked.tries) for rows in sorted({compiled(m) for m in wanted})}
     by_spec = {(spec, one): CUDA.lower(spec, one, TARGET) for spec, tries in plans.values() for found in tries.values() for one in found}
-    built = dict(build_many(list({source.id: source for source in by_spec.values()}.values()), cores()))
+    sources = list({source.id: source for source in by_spec.values()}.values())
+    built = {sources[number].id: artifact for number, artifact in build_many(sources, cores())}
     failed, rows = False, []
     for shape, (spec, tries) in plans.items():
         for m in wanted:
