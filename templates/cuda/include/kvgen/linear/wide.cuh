@@ -58,7 +58,6 @@ class WideMainloop {
       if (++slot == T::kStages) slot = 0;
       if (++into == T::kStages) into = 0;
     }
-    wgmma_wait<0>();
     ptx::copy_wait_all();
 #endif
   }
@@ -109,6 +108,7 @@ class WideMainloop {
         wgmma_wait<1>();
       }
     }
+    wgmma_wait<0>();  // else registers of weights in flight would be given to values of the next stage
   }
 #endif
   using Codes = Decoder<Element, Schedule::kBits>;
