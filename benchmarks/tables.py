@@ -18,7 +18,7 @@ from kvgen.results import fraction
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGES = ("performance.md", "formats.md", "accuracy.md", "matrix.md", "integrations.md", "numerics.md")
+PAGES = ("performance.md", "linear.md", "formats.md", "accuracy.md", "matrix.md", "integrations.md", "numerics.md")
 DOCUMENTS = (ROOT / "README.md", *(ROOT / "docs" / name for name in PAGES))
 MARKED = re.compile(r"(<!-- figures: ([a-z0-9-]+) -->\n).*?(<!-- /figures -->)", re.DOTALL)
 WIDTH = 130
@@ -490,6 +490,17 @@ def rounding() -> str:
     return table(["machine", "cache", "type", *(f"{q}, {kind}" for q in queries for kind in ("all rows", "worst row"))], body)
 
 
+def linear_speed() -> str:
+    """Products with packed weights: µs of kvgen's fastest launch and of its default, fractions of the read, and µs of others."""
+    found = frame("h200_linear.csv")
+    body = []
+    for (shape, rows), here in found.groupby(["shape", "rows"], sort=False):
+        times, mine = here.set_index("provider").us, here[here.provider == "kvgen"].iloc[0]
+        told = [f"{mine.us:.1f}", f"{mine.read_us / mine.us:.2f}", f"{float(mine.default_us):.1f}"]
+        body.append([shape.replace("x", " × "), str(rows), *told, *(f"{times[name]:.1f}" for name in ("humming", "cublas", "torch int4"))])
+    return table(["n × k", "rows", "kvgen, µs", "of the read", "default", "Humming", "cuBLAS, 16 bits", "torch int4"], body)
+
+
 def matrix_speed(call: str) -> str:
     """A call of the operations on a matrix: the paper's kernels and kvgen's as fractions of a copy's speed."""
     found = frame("h200_int8.csv")
@@ -553,7 +564,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "serving": serving, "summary": summary, "shapes": shapes, "extend": extend, "plans": plans, "cpu": cpu, "overhead": overhead,
     "generate": generate, "generate-summary": generate_summary, "vllm": vllm, "preset-sizes": sizes, "accuracy": accuracy,
     "accuracy-about": accuracy_about, "accuracy-contexts": accuracy_contexts,
-    "accuracy-orders": accuracy_orders, "accuracy-pareto": accuracy_pareto, "rounding": rounding,
+    "accuracy-orders": accuracy_orders, "accuracy-pareto": accuracy_pareto, "rounding": rounding, "linear-speed": linear_speed,
     "matrix-quantize": lambda: matrix_speed("quantize"), "matrix-dequantize": lambda: matrix_speed("dequantize"),
     "matrix-bandwidth": matrix_bandwidth, "matrix-paper": matrix_paper,
 }  # fmt: skip

@@ -22,6 +22,8 @@ MOST_DEFAULTS = 5
 TILE_ROWS = 16
 REGISTERS = 65536
 """Of a multiprocessor."""
+MANY_WARPS, CLUSTER_BYTES = 10, 2 << 20
+"""Warps of a CTA that hide their latency, and what memory could read while a cluster meets."""
 
 Launches = Callable[[LinearSpec, Target, int], Params]
 """The launch of the defaults for a spec, a target and a number of rows."""
@@ -173,9 +175,12 @@ def launches(spec: LinearSpec, target: Target, rows: int) -> list[Params]:
         blocks, split = launch.integer("tiles") * launch.integer("warps_n"), launch.integer("split")
         ctas, at_once = -(-all_tiles // blocks) * split, gpu.resident(split) * split
         busy = all_tiles * split / (blocks * gpu.sms * -(-ctas // at_once))
-        return busy / (linear.n * linear.k * linear.bits / 8 + ctas * rows * linear.k / split)  # half of x's bytes, which L2 has
+        if product == "mma" and launch.integer("warps_n") * launch.integer("warps_k") < MANY_WARPS:
+            busy *= 0.88  # too few to hide the latency of what a warp does in turn
+        weights = linear.n * linear.k * linear.bits / 8
+        return busy / (weights + ctas * rows * linear.k / split + (CLUSTER_BYTES if split > 1 else 0))  # half of x's bytes, which L2 has
 
-    found = []
+    found: list[Params] = []
     for split in (1, 2, 4) if gpu.clusters and all_stages >= 8 else (1,):
         for tiles, warps_n in SHAPES[product]:
             usual = Params(product=product, rows=rows, tiles=tiles, warps_n=warps_n, split=split, ctas=1)
