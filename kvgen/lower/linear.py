@@ -120,7 +120,7 @@ def stage_channels(linear: LinearFormat) -> int:
 
 def shared_bytes(linear: LinearFormat, launch: Mapping[str, Any]) -> int:
     """Shared memory of a CTA (`shared_bytes` of linear/kernel.cuh): rings of weights and x, or the sums in their place."""
-    rows, tiles, warps_k = launch["rows"], launch["tiles"] * launch["warps_n"], launch["warps_k"]
+    rows, tiles, warps_k = int(launch["rows"]), int(launch["tiles"] * launch["warps_n"]), int(launch["warps_k"])
     stage, group = stage_channels(linear), group_of(linear)
     unit = group or 64
     unit_bytes = 2 * unit * linear.bits + (16 * (2 + linear.zero) if group else 0)
@@ -131,7 +131,7 @@ def shared_bytes(linear: LinearFormat, launch: Mapping[str, Any]) -> int:
 
 def registers(linear: LinearFormat, launch: Mapping[str, Any]) -> int:
     """About as many as a thread of the CUDA kernels needs: sums, fragments of x or of expanded weights, and the rest."""
-    columns, tiles, runs = launch["rows"] // 8, int(launch["tiles"]), (group_of(linear) or 64) // 64
+    columns, tiles, runs = int(launch["rows"]) // 8, int(launch["tiles"]), (group_of(linear) or 64) // 64
     sums = 4 * tiles * columns + 44
     if launch["product"] == "wgmma":
         return sums + 20 * tiles
