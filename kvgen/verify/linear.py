@@ -134,7 +134,7 @@ class LinearCheck(Check):
             return wide[: len(matrix), : matrix.shape[1]].copy_(matrix)
 
         x = apart(case.x[:rows], x_gap)
-        residual = None if case.residual is None else apart(case.residual[:rows], out_gap)
+        residual = None if case.residual is None else apart(case.residual[:rows], x_gap)
         first: Tensor | None = None
         where = f"{rows} rows of {k} channels, {x_gap} elements between them"
         for _ in range(self.policy.repeats):

@@ -4,7 +4,7 @@
 
 `faults.yaml` has a fault of each kind; its text is found whatever the white space around its tokens. Every case must pass without a
 fault first: else the exit code is 2. It is 0 where all faults were caught, 1 where some survive, 3 where one could not be planted or does
-not compile. `--compile` stops before anything runs.
+not compile. `--compile` stops before anything runs. `cuda --emulate` needs no GPU: it judges the faults of linear layers by the emulator.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from kvgen.measure.measurement import Job, Measurement, TimingPolicy, fingerprin
 from kvgen.measure.worker import Worker
 from kvgen.toolchain import Artifact, ArtifactCache, build
 from kvgen.verify import CheckPolicy
+from kvgen.spec import LinearSpec
+from tests.mutants import emulated
 from tests.mutants.cases import CASES, Case
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -116,6 +118,30 @@ def answers(todo: dict[str, tuple[Case, Future[Artifact]]], timeout_s: float, wo
         return {name: answer for found in pool.map(of, cases.values()) for name, answer in found.items()}
 
 
+def emulated_answers(todo: dict[str, tuple[Case, Future[Path]]], timeout_s: float) -> dict[str, Measurement]:
+    """As `answers`, by the emulator."""
+    found = {}
+    for name, (case, building) in todo.items():
+        error = building.exception()
+        found[name] = Measurement("compile_error", str(error)) if error else emulated.judged(case, building.result(), timeout_s)
+        print(f"{found[name].kind:14} {name} ({case.name}): {found[name].detail}", flush=True)
+    return found
+
+
+def emulate(faults: list[Fault], cases: dict[str, Case], folder: Path, pool: ThreadPoolExecutor, timeout_s: float) -> dict[str, Measurement]:
+    """What comes of the faults by the emulator; nothing where a case fails without a fault."""
+
+    def library(case: Case, fault: Fault | None) -> Path:
+        planted = {} if fault is None else {fault.file.partition("/include/")[2]: fault.planted()}
+        return emulated.compiled(case, planted, folder / (fault.name if fault else f"case-{case.name}"))
+
+    sound = {name: (case, pool.submit(library, case, None)) for name, case in cases.items()}
+    faulty = {fault.name: (cases[fault.case], pool.submit(library, cases[fault.case], fault)) for fault in faults}
+    if any(not answer.ok for answer in emulated_answers(sound, timeout_s).values()):
+        return {}
+    return emulated_answers(faulty, timeout_s)
+
+
 def main() -> int:
     """Run a suite; the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -126,11 +152,17 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", default=[""], help="beginnings of faults' names")
     parser.add_argument("--compile", action="store_true", help="compile, and run nothing")
     parser.add_argument("--out", type=Path, help="where results go, as JSON")
+    parser.add_argument("--emulate", action="store_true", help="of linear layers on CUDA: by the emulator")
     args = parser.parse_args()
     faults = [fault for fault in faults_of(args.suite) if fault.name.startswith(tuple(args.only))]
+    if args.emulate:
+        cases = {name: case for name, case in CASES["cuda"].items() if isinstance(case.spec, LinearSpec)}
+        faults = [fault for fault in faults if fault.case in cases and not fault.file.endswith(emulated.OTHERS)]
     cases = {fault.case: CASES[args.suite][fault.case] for fault in faults}
     with tempfile.TemporaryDirectory(prefix="mutants-") as scratch, ThreadPoolExecutor(args.jobs) as pool:
         folder = Path(scratch)
+        if args.emulate:
+            return reported(emulate(faults, cases, folder, pool, args.timeout), faults, args)
         sound = {name: (case, pool.submit(compiled, case, None, folder)) for name, case in cases.items()}
         faulty = {fault.name: (cases[fault.case], pool.submit(compiled, cases[fault.case], fault, folder)) for fault in faults}
         if args.compile:
@@ -138,9 +170,15 @@ def main() -> int:
             print(*(f"{name}: {error}" for name, error in errors.items() if error is not None), sep="\n")
             return 3 if any(errors.values()) else 0
         if any(not answer.ok for answer in answers(sound, args.timeout, args.workers).values()):
-            print("the suite is void: a case fails without a fault")
-            return 2
-        found = answers(faulty, args.timeout, args.workers)
+            return reported({}, faults, args)
+        return reported(answers(faulty, args.timeout, args.workers), faults, args)
+
+
+def reported(found: dict[str, Measurement], faults: list[Fault], args: argparse.Namespace) -> int:
+    """The exit code, after what came of each fault is told."""
+    if not found:
+        print("the suite is void: a case fails without a fault")
+        return 2
     survivors = [name for name, answer in found.items() if answer.kind in ("ok", "unsupported")]
     broken = [name for name, answer in found.items() if answer.kind == "compile_error"]
     caught = len(found) - len(survivors) - len(broken)

@@ -7,10 +7,10 @@ from functools import cached_property
 from typing import Any
 
 from benchmarks.gpu_words import schedules_of, spec_of, workload_of
-from kvgen.arch import Target
+from kvgen.arch import Arch, Target
 from kvgen.lower.backend import Source, get_backend
 from kvgen.lower.schedule import Params, Schedule
-from kvgen.spec import AnySpec, KernelSpec, Workload
+from kvgen.spec import AnySpec, KernelSpec, LinearFormat, LinearShape, LinearSpec, Workload
 from tests.support.cpu import matrix_spec
 from tests.support.cpu import spec_of as cpu_spec
 
@@ -62,6 +62,14 @@ def _gpu(name: str, spec: str, schedule: str, workloads: str) -> Case:
     return Case(name, spec_of(spec, "sm90", [workload_of(word) for word in workloads.split()]), schedule)
 
 
+def _linear(name: str, arch: Arch, n: int, k: int, rows: int, linear: dict[str, Any], **launch: int | str) -> Case:
+    """A linear layer; `rows` are timed, and on a GPU the most that the launch takes. Of a GPU's launch, what is not named is 1."""
+    spec = LinearSpec(arch=arch, linear=LinearFormat(n=n, k=k, **linear), workloads=(LinearShape(rows=rows),))
+    plain = dict.fromkeys(("tiles", "warps_n", "warps_k", "split", "ctas"), 1) | {"product": "mma", "rows": rows, "stages": 2}
+    return _case(name, spec, **({**plain, **launch} if arch != "cpu" else launch))
+
+
+GATED = {"epilogue": "silu_mul"}
 CASES: dict[str, dict[str, Case]] = {
     suite: {case.name: case for case in cases}
     for suite, cases in {
@@ -89,6 +97,11 @@ CASES: dict[str, dict[str, Case]] = {
             _case("arrival", _spec("4/2", 64, "4t64", "4t64", "2x900 3x70", cache={"quantize": "arrival"}), block=64),
             _case("matrix", matrix_spec(shapes=("700x300",)), rows=16),
             _case("prompt", _spec("16/1", 64, "4c64", "4t64", "1x8192x8 2x300x8", q_len=8)),
+            _linear("linear", "cpu", 144, 384, 9, {"group": 64, "zero": True, "bias": True}, tiles=2),
+            _linear(
+                "linear-gated", "cpu", 96, 256, 4, {"bits": 8, "group": "row", "zero": True, "dtype": "bfloat16", "bias": True, **GATED}
+            ),
+            _linear("linear-floats", "cpu", 144, 256, 5, {"zero": True, "dtype": "float32", "epilogue": "add"}),
         ),
         "cuda": (
             _gpu("last", "k4v4:h8/2:d64", "w8u1d2", "1x32768 4x4096"),
@@ -115,6 +128,24 @@ CASES: dict[str, dict[str, Case]] = {
             _gpu("sizes-far", "k4v4:h8/2:d64", "w8u1d2", "4x2048"),
             _gpu("sizes-batch", "k4v4:h8/2:d64", "w8u1d2", "4x2048"),
             _gpu("sizes-paged", "k4v4:h8/2:d64:kg64:page128", "n64.w8u1d2", "4x2048"),
+            _linear("linear-few", "sm90", 64, 640, 8, {"bias": True}, tiles=2, warps_k=2, stages=3),
+            _linear(
+                "linear-cluster", "sm90", 80, 640, 16, {"group": 64, "zero": True, "dtype": "bfloat16", "epilogue": "add"},
+                warps_n=2, warps_k=2, split=2,
+            ),
+            _linear(
+                "linear-rows", "sm90", 128, 512, 8, {"bits": 8, "group": "row", "zero": True, "dtype": "bfloat16", "bias": True, **GATED},
+                tiles=2, warps_n=2,
+            ),
+            _linear("linear-many", "sm90", 48, 512, 64, {"bits": 8, "group": 64}, warps_n=2, warps_k=2),
+            _linear(
+                "linear-wide", "sm90", 96, 384, 32, {"group": 64, "zero": True, "bias": True, **GATED},
+                product="wgmma", tiles=2, warps_n=4, stages=3,
+            ),
+            _linear(
+                "linear-wide-cluster", "sm90", 64, 640, 16, {"bits": 8, "zero": True, "dtype": "bfloat16"},
+                product="wgmma", warps_n=4, warps_k=2, split=2, stages=3,
+            ),
         ),
     }.items()
 }

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -22,7 +23,7 @@ from kvgen.toolchain.compilers import find_gxx
 from tests.unit.lower_cuda import race_checks
 
 LAUNCH = re.compile(r"([\w:]+(?:<[^;<>]*>)?)<<<([^;]*?), ([\w:]+), 0, stream>>>\((.*?)\);", re.DOTALL)
-DYNAMIC = "extern __shared__ __align__(128) uint8_t memory[];"
+DYNAMIC = re.compile(r"extern __shared__ __align__\(\d+\) uint8_t memory\[\];")
 HERE = race_checks.HERE
 FLAGS = (
     "-std=c++20",
@@ -196,15 +197,18 @@ def _compile(layout: PackedLayout, dtype: torch.dtype, rows: ResidualRows, place
     return library(EXPORTS.format(headers=headers, constants=struct), folder)
 
 
-def library(text: str, folder: Path) -> Path:
-    """Compile a text over kvgen's headers, in which launches and dynamic shared memory are the emulator's. `ptx.cuh` is its own."""
+def library(text: str, folder: Path, planted: Mapping[str, str] | None = None) -> Path:
+    """Compile a text over kvgen's headers, in which launches and dynamic shared memory are the emulator's, as are headers of instructions.
+    `planted`: other texts of headers, by their paths.
+    """
     for include in (templates() / "cuda" / "include", templates() / "common" / "include"):
         for header in (include / "kvgen").rglob("*.*"):
             place = folder / header.relative_to(include)
-            if header.name == "ptx.cuh" or header.suffix not in (".cuh", ".hpp"):
+            name = str(header.relative_to(include))
+            if (HERE / name).exists() or header.suffix not in (".cuh", ".hpp"):
                 continue
             place.parent.mkdir(parents=True, exist_ok=True)
-            text_ = header.read_text().replace(DYNAMIC, "uint8_t* memory = emulator::shared;")
+            text_ = DYNAMIC.sub("uint8_t* memory = emulator::shared;", (planted or {}).get(name) or header.read_text())
             place.write_text(LAUNCH.sub(r"emulator::launch(\2, \3, [&] { \1(\4); });", text_))
     source, output = folder / "emulated.cpp", folder / race_checks.LIBRARY
     source.write_text(text)

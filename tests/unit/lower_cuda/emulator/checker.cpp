@@ -74,7 +74,7 @@ std::set<std::string> reports;
 std::string joined_reports;
 int launched;  // CTAs
 bool overlaps;
-Range host_stack, fibre_stack;
+Range host_stack, fibre_stack, constants;
 
 Thread& self() { return cta->threads[current]; }
 int copier() { return cta->size + current; }
@@ -150,7 +150,7 @@ void touch(const void* pointer, int bytes, Kind kind, uint32_t at, int agent, ui
   const uintptr_t address = number(pointer);
   if (within(address, host_stack) || within(address, fibre_stack)) return;
   const bool shared = within(address, {number(__ehdr_start), number(_end)});
-  if (!shared && !self().waited && kind != kAtomicRead) report("global memory before griddepcontrol.wait: " + named(kind, at));
+  if (!shared && !self().waited && kind != kAtomicRead && !within(address, constants)) report("global memory before griddepcontrol.wait: " + named(kind, at));
   record(shared ? cta->shared : global, address, bytes, kind, agent, time, at);
 }
 void touch(const void* pointer, int bytes, Kind kind, uint32_t at) { touch(pointer, bytes, kind, at, current, self().known[current]); }
@@ -172,6 +172,7 @@ void begin_launch(bool overlaps_) {
   pthread_attr_getstack(&attributes, &stack, &size), pthread_attr_destroy(&attributes);
   host_stack = {number(stack), number(stack) + size};
 }
+void declare_constant(const void* begin, long bytes) { constants = {number(begin), number(begin) + bytes}; }
 void begin_cta(int rank, int threads) {
   Cta& made = ctas[rank];
   made = {launched++, threads, std::vector<Thread>(threads), {}};
@@ -206,13 +207,24 @@ uint32_t copy(const void* to, const void* from, int bytes) {
   touch(from, bytes, kRead, at, copier(), time), touch(to, bytes, kWrite, at, copier(), time);
   return time;
 }
-void arrived(uint32_t time) { self().known[copier()] = time; }
+uint32_t read_later(const void* from, int bytes) {
+  const uint32_t at = place(__builtin_return_address(0)), time = ++self().copies;
+  aligned(from, bytes, kRead, at), touch(from, bytes, kRead, at, copier(), time);
+  return time;
+}
+void arrived(uint32_t time) {
+  uint32_t& known = self().known[copier()];
+  known = std::max(known, time);
+}
 void exchange(const void* counter) {
   Known& there = released[{-1, counter}];
   acquire(there), release(there);
 }
 void fence_barrier_init() { release(self().fenced); }
-void arrive_cluster(const void* phase) { join(released[{-1, phase}], self().fenced); }
+void arrive_cluster(const void* phase, bool releases) {
+  Known& there = released[{-1, phase}];
+  releases ? release(there) : join(there, self().fenced);
+}
 void wait_cluster(const void* phase) { acquire(released[{-1, phase}]); }
 void arrive_barrier(const void* barrier) { release(released[{cta->id, barrier}]); }
 void wait_barrier(const void* barrier) { acquire(released[{cta->id, barrier}]); }
@@ -225,6 +237,11 @@ void send(int rank, const void* pointer, int bytes, const void* barrier) {
   // It counts its bytes on the mbarrier with release semantics (PTX ISA, st.async), so the sender's earlier stores have happened, too.
   Known& there = released[{other.id, barrier}];
   release(there), there[cta->id][copier()] = time;
+}
+void read_far(int rank, const void* pointer, int bytes) {
+  const uint32_t at = place(__builtin_return_address(0));
+  aligned(pointer, bytes, kRead, at);
+  record(ctas[rank].shared, number(pointer), bytes, kRead, current, self().known[current], at);
 }
 
 }  // namespace checker

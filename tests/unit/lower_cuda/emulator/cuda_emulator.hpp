@@ -92,6 +92,8 @@ struct Fibre {
   int arrivals = 0;               // at the cluster's barrier
   std::vector<Copy> open;  // asynchronous copies, and groups of them: they land when they are waited for
   std::deque<std::vector<Copy>> groups;
+  std::vector<std::function<void()>> products;  // of a warp group, and groups of them: they read and add when they are waited for
+  std::deque<std::vector<std::function<void()>>> product_groups;
 };
 struct Meeting {
   int size = 0, arrived = 0, round = 0;
@@ -105,6 +107,7 @@ struct Meeting {
 inline std::vector<std::unique_ptr<Fibre>> fibres;
 inline std::vector<Meeting> warps;
 inline Meeting cta;
+inline std::vector<Meeting> groups;  // of warps of the CTA, by the number of their barrier
 inline ucontext_t scheduler;
 inline std::function<void()> body;
 inline int current;
@@ -150,7 +153,7 @@ inline void begin_cta(int threads) {
   checker::begin_cta(rank, threads);
   fibres.clear(), warps.assign((threads + 31) / 32, {});
   for (Meeting& warp : warps) warp.size = 32;
-  cta = {}, cta.size = threads;
+  cta = {}, cta.size = threads, groups.assign(16, {});
   for (int i = 0; i < threads; ++i) {
     fibres.push_back(std::make_unique<Fibre>());
     Fibre& fibre = *fibres.back();
@@ -185,10 +188,11 @@ struct Cta {
   std::vector<std::unique_ptr<Fibre>> fibres;
   std::vector<Meeting> warps;
   Meeting cta;
+  std::vector<Meeting> groups;
   std::vector<unsigned char> shared = std::vector<unsigned char>(sizeof emulator::shared);
 
   void swap() {
-    std::swap(fibres, emulator::fibres), std::swap(warps, emulator::warps), std::swap(cta, emulator::cta);
+    std::swap(fibres, emulator::fibres), std::swap(warps, emulator::warps), std::swap(cta, emulator::cta), std::swap(groups, emulator::groups);
     std::swap_ranges(shared.begin(), shared.end(), emulator::shared);
   }
 };
@@ -204,16 +208,19 @@ inline void run_cluster(int ctas, int threads) {
     for (rank = 0; rank < ctas; ++rank) {
       cluster[rank].swap();
       blockIdx.x = first + rank;
-      done &= run_cta();
+      if (run_cta())
+        std::memset(shared, 0xff, sizeof shared);  // no other CTA may read it any more
+      else
+        done = false;
       cluster[rank].swap();
     }
   }
   cluster.clear(), rank = 0;
 }
-inline void arrive_cluster() {
+inline void arrive_cluster(bool releases = false) {
   const checker::Quiet quiet;
   const size_t phase = fibres[current]->arrivals++;
-  checker::arrive_cluster(reinterpret_cast<const void*>(phase));
+  checker::arrive_cluster(reinterpret_cast<const void*>(phase), releases);
   if (arrivals.size() <= phase) arrivals.resize(phase + 1);
   ++arrivals[phase];
 }
@@ -348,6 +355,7 @@ __forceinline__ T __ldcs(const T* from) { return *aligned(from); }
 template <class T>
 __forceinline__ void __stcs(T* to, T x) { *aligned(to) = x; }
 inline float __log2f(float x) { return std::log2(x); }
+inline float __expf(float x) { return std::exp(x); }
 inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
   const unsigned long long bytes = static_cast<unsigned long long>(b) << 32 | a;
   unsigned out = 0;

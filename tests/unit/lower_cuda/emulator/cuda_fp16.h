@@ -21,6 +21,7 @@ inline __half2 __habs2(__half2 a) { return {{a.x.x < 0 ? -a.x.x : a.x.x}, {a.y.x
 inline __half2 __hneg2(__half2 a) { return {{-a.x.x}, {-a.y.x}}; }
 inline __half __hadd(__half a, __half b) { return {static_cast<_Float16>(a.x + b.x)}; }
 inline __half2 __hadd2(__half2 a, __half2 b) { return {__hadd(a.x, b.x), __hadd(a.y, b.y)}; }
+inline __half2 __hsub2(__half2 a, __half2 b) { return {{static_cast<_Float16>(a.x.x - b.x.x)}, {static_cast<_Float16>(a.y.x - b.y.x)}}; }
 inline __half2 __hmul2(__half2 a, __half2 b) { return {{static_cast<_Float16>(a.x.x * b.x.x)}, {static_cast<_Float16>(a.y.x * b.y.x)}}; }
 inline _Float16 fma_half(__half a, __half b, __half c) {
   return static_cast<_Float16>(static_cast<double>(a.x) * static_cast<double>(b.x) + static_cast<double>(c.x));

@@ -34,15 +34,16 @@ inline float half_of(unsigned word, int which) {
   return static_cast<float>(emulator::bits<_Float16>(static_cast<uint16_t>(word >> 16 * which)));
 }
 
-// All lanes' operands to sums of products, in fp64.
-inline void multiply(emulator::Meeting& warp) {
+// All lanes' operands to sums of products, in fp64. `kOf` gives an element of a word.
+template <float (*kOf)(unsigned, int) = half_of>
+void multiply(emulator::Meeting& warp) {
   float a[16][16], b[16][8];
   for (int lane = 0; lane < 32; ++lane)
     for (int i = 0; i < 2; ++i)
       for (int high = 0; high < 2; ++high) {
         const int k = lane % 4 * 2 + i + 8 * high;
-        for (int half = 0; half < 2; ++half) a[lane / 4 + 8 * half][k] = half_of(warp.words[lane][2 * high + half], i);
-        b[k][lane / 4] = half_of(warp.words[lane][4 + high], i);
+        for (int half = 0; half < 2; ++half) a[lane / 4 + 8 * half][k] = kOf(warp.words[lane][2 * high + half], i);
+        b[k][lane / 4] = kOf(warp.words[lane][4 + high], i);
       }
   for (int lane = 0; lane < 32; ++lane)
     for (int i = 0; i < 4; ++i) {
@@ -51,13 +52,14 @@ inline void multiply(emulator::Meeting& warp) {
       warp.sums[lane][i] = static_cast<float>(sum);
     }
 }
-inline void mma(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
+template <float (*kOf)(unsigned, int) = half_of>
+void mma(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
   const checker::Quiet quiet;
   emulator::Meeting& warp = emulator::warps[emulator::current / 32];
   const int lane = emulator::current % 32;
   const uint32_t words[6] = {a0, a1, a2, a3, b0, b1};
   std::memcpy(warp.words[lane], words, sizeof words);
-  emulator::meet(warp, [&] { multiply(warp); });
+  emulator::meet(warp, [&] { multiply<kOf>(warp); });
   for (int i = 0; i < 4; ++i) d[i] += warp.sums[lane][i];
   emulator::meet(warp, [] {});  // the next operands come after all lanes have taken their sums
 }
@@ -161,6 +163,7 @@ inline void prefetch_bulk(const void* global, int bytes) {
 
 // --- clusters -----------------------------------------------------------------------------------------------------------
 
+inline void cluster_arrive() { emulator::arrive_cluster(true); }
 inline void cluster_arrive_relaxed() { emulator::arrive_cluster(); }
 inline void cluster_wait() { emulator::wait_cluster(); }
 inline uint32_t cluster_address(uint32_t shared, int rank) { return shared | static_cast<uint32_t>(rank) << 24; }
