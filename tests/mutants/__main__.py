@@ -25,9 +25,9 @@ import yaml
 from kvgen.lower.template import reached_headers
 from kvgen.measure.measurement import Job, Measurement, TimingPolicy, fingerprint
 from kvgen.measure.worker import Worker
+from kvgen.spec import LinearSpec
 from kvgen.toolchain import Artifact, ArtifactCache, build
 from kvgen.verify import CheckPolicy
-from kvgen.spec import LinearSpec
 from tests.mutants import emulated
 from tests.mutants.cases import CASES, Case
 
@@ -128,7 +128,9 @@ def emulated_answers(todo: dict[str, tuple[Case, Future[Path]]], timeout_s: floa
     return found
 
 
-def emulate(faults: list[Fault], cases: dict[str, Case], folder: Path, pool: ThreadPoolExecutor, timeout_s: float) -> dict[str, Measurement]:
+def emulate(
+    faults: list[Fault], cases: dict[str, Case], folder: Path, pool: ThreadPoolExecutor, timeout_s: float
+) -> dict[str, Measurement]:
     """What comes of the faults by the emulator; nothing where a case fails without a fault."""
 
     def library(case: Case, fault: Fault | None) -> Path:
