@@ -6,25 +6,40 @@ from pathlib import Path
 
 import pytest
 
+from kvgen.runtime.linear import LinearVariant
 from kvgen.spec import LinearSpec
 from kvgen.verify import CheckPolicy
-from kvgen.verify.linear import LinearCheck
+from kvgen.verify.linear import LinearCheck, LinearWorkloadCheck
 from tests.mutants.cases import CASES
 from tests.unit.lower_cuda import race_checks
 from tests.unit.lower_cuda.emulate_linear import compiled, emulated
 
 VARIANTS = {name: case for name, case in CASES["cuda"].items() if isinstance(case.spec, LinearSpec)}
 CHECKED = ("linear-cluster", "linear-wide-cluster")
-"""Those that are looked at for races, which takes most of the time."""
+"""Those that are looked at for races, in two calls of all rows alone, since that takes long."""
 
 
-@pytest.mark.parametrize("name", VARIANTS)
-def test_emulated_kernels(name: str, tmp_path: Path) -> None:
+def variant_of(name: str, folder: Path) -> LinearVariant:
     spec, schedule = VARIANTS[name].spec, VARIANTS[name].schedule
     assert isinstance(spec, LinearSpec)
-    with race_checks.enabled(name in CHECKED and race_checks.unsupported() is None):
-        variant = emulated(spec, schedule, compiled(spec, schedule, tmp_path))
-    check = LinearCheck(variant, "cpu", CheckPolicy(repeats=2))
+    return emulated(spec, schedule, compiled(spec, schedule, folder))
+
+
+@pytest.mark.parametrize("name", [name for name in VARIANTS if name not in CHECKED])
+def test_emulated_kernels(name: str, tmp_path: Path) -> None:
+    check = LinearCheck(variant_of(name, tmp_path), "cpu", CheckPolicy(repeats=2))
     check.prepare()
     check.run()
+
+
+@pytest.mark.skipif(race_checks.unsupported() is not None, reason=str(race_checks.unsupported()))
+@pytest.mark.parametrize("name", CHECKED)
+def test_emulated_kernels_have_no_races(name: str, tmp_path: Path) -> None:
+    with race_checks.enabled():
+        variant = variant_of(name, tmp_path)
+    check = LinearCheck(variant, "cpu")
+    check.prepare()
+    at_all = LinearWorkloadCheck(variant, name, check.case)
+    at_all.run()
+    at_all.again()  # against the order of CTAs
     assert race_checks.reports(tmp_path) == []
