@@ -29,9 +29,18 @@ def test_accuracy_prints_and_writes_the_figures_of_formats_by_name_and_file(
     """The model's figures are tests/unit/accuracy's task; these are numbers."""
     asked: dict[str, Any] = {}
 
-    def evaluated(subject: Any, formats: dict[str, Any], texts: list[Any], sizes: Any, told: Any, kept: Any) -> list[dict[str, Any]]:
-        asked.update(formats)
-        size = {"bits": 4.25, "unquantized_tokens": 0, "text": "all", "context": sizes.context, "depths": ""}
+    def evaluated(
+        subject: Any, formats: dict[str, Any], texts: list[Any], sizes: Any, told: Any, kept: Any, weights: Any
+    ) -> list[dict[str, Any]]:
+        asked.update(formats, **({"weights": weights} if weights else {}))
+        size = {
+            "weights": weights[0] if weights else "16-bit",
+            "bits": 4.25,
+            "unquantized_tokens": 0,
+            "text": "all",
+            "context": sizes.context,
+            "depths": "",
+        }
         records = [
             {"format": name, **size, "measure": measure, "value": 0.5, "low": 0.25, "high": 0.75}
             for name in formats for measure in (*evaluate.MEASURES, *evaluate.RETRIEVAL)
@@ -53,6 +62,8 @@ def test_accuracy_prints_and_writes_the_figures_of_formats_by_name_and_file(
     asked.clear()
     assert {one["format"] for one in kvgen(*words, "--layers-in-8-bits", "2", "--json").json()} == {"kitty-ends-8", "tiny-ends-8"}
     assert asked["kitty-ends-8"]["ends"] == {"layers": 2, "key": {"bits": 8}, "value": {"bits": 8}}
+    assert {one["weights"] for one in kvgen(*words, "--weights", "int4", "--json").json()} == {"int4"}
+    assert asked["weights"] == ["int4"]
 
 
 def test_recommend_lists_formats_and_prints_the_spec_of_the_best(kvgen: Any) -> None:
@@ -112,7 +123,7 @@ def test_a_scale_of_the_model_is_told_beside_the_spec_and_mla_is_refused(kvgen: 
         (["spec", "llama-3.1-8b", "--layers", "sliding_attention"], 2, "no layers of type sliding_attention, but full_attention"),
         (["recommend", "llama-3.1-8b", "--budget-bytes-per-token", "36X"], 2, "no size of at least one byte"),
         (["recommend", "llama-3.1-8b", "--budget-bytes-per-token", "5"], 3, "fits llama-3.1-8b: the smallest takes 18432 bytes per token"),
-        (["recommend", "llama-3.1-8b", "--max-kl", "0", "--budget-bytes-per-token", "36KB"], 3, "and the least KL divergence is 0"),
+        (["recommend", "llama-3.1-8b", "--max-kl", "0", "--budget-bytes-per-token", "36KB"], 3, "and the least KL divergence is 2.84e-05"),
     ],
 )
 def test_what_cannot_be_is_refused_with_a_reason(kvgen: Any, words: list[str], code: int, said: str) -> None:
