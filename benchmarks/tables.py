@@ -313,11 +313,11 @@ def sizes() -> str:
     return table(header, body)
 
 
-def figures(weights: bool = False) -> pd.DataFrame:
-    """The records of `kvgen accuracy` that ship: of formats of the cache, or of weights."""
-    from kvgen.accuracy import SHIPPED, WEIGHTS
+def figures() -> pd.DataFrame:
+    """The records of `kvgen accuracy` that ship."""
+    from kvgen.accuracy import SHIPPED
 
-    return pd.read_csv(WEIGHTS if weights else SHIPPED, keep_default_na=False)
+    return pd.read_csv(SHIPPED, keep_default_na=False)
 
 
 def spread(row: pd.Series, form: str) -> str:
@@ -330,53 +330,29 @@ def accuracy() -> str:
     found = figures()
     found = found[(found.text == "all") & (found.context == found.context.max())].set_index(["format", "measure"]).sort_index()
     names = found.xs("kl", level="measure").value.sort_values(kind="stable").index
-    body = [[f"`{name}`", f"{found.loc[name].bits.iloc[0]:.3f}", *measured(found.loc[name])] for name in names]
-    return table(["format", "bits", *MEASURED], body)
-
-
-MEASURED = ("perplexity", "increase", "KL, nats", "greedy tokens", "pass keys", "pairs")
-
-
-def measured(mine: pd.DataFrame) -> list[str]:
-    """The measures of a format, by which the frame is indexed."""
-    told = [spread(mine.loc["increase"], "+.2%"), spread(mine.loc["kl"], ".2g")]
-    shares = [spread(mine.loc[measure], ".1%") for measure in ("agreement", "passkey", "pairs")]
-    return [f"{mine.value['perplexity']:.3f}", *told, *shares]
-
-
-def accuracy_weights() -> str:
-    """What formats of weights cost at the longest context, over all texts, with each format of the cache."""
-    found = figures(weights=True)
-    found = found[(found.text == "all") & (found.context == found.context.max())]
-    pairs = found[["weights", "format"]].drop_duplicates().itertuples(index=False)
-    found = found.set_index(["weights", "format", "measure"]).sort_index()
     body = []
-    for kind, name in pairs:
-        mine = found.loc[kind, name]
-        bits = [f"{mine.weight_bits.iloc[0]:.3f}", f"`{name}`", f"{mine.bits.iloc[0]:.3f}"]
-        body.append([f"`{kind}`", *bits, *measured(mine)])
-    return table(["weights", "bits", "cache", "bits", *MEASURED], body)
+    for name in names:
+        mine = found.loc[name]
+        told = [spread(mine.loc["increase"], "+.2%"), spread(mine.loc["kl"], ".2g")]
+        shares = [spread(mine.loc[measure], ".1%") for measure in ("agreement", "passkey", "pairs")]
+        body.append([f"`{name}`", f"{mine.bits.iloc[0]:.3f}", f"{mine.value['perplexity']:.3f}", *told, *shares])
+    return table(["format", "bits", "perplexity", "increase", "KL, nats", "greedy tokens", "pass keys", "pairs"], body)
 
 
-def accuracy_about(weights: bool = False) -> str:
+def accuracy_about() -> str:
     """What the figures were measured on, and how much of it."""
-    found = figures(weights)
+    found = figures()
     one, longest = found.iloc[0], found.context.max()
     amount = (
         f"{one.passages} passages of each text, {one.questions} questions of each kind, length and depth, contexts up to {longest} tokens"
     )
-    what = "--weights all " if weights else ""
-    options = f"{what}--context {longest} --passages {one.passages} --questions {one.questions}"
-    file = f"kvgen/accuracy/{'weights' if weights else 'formats'}.csv"
+    options = f"--context {longest} --passages {one.passages} --questions {one.questions} --csv kvgen/accuracy/formats.csv"
     rows = [
         ["machine", f"{one.device}, torch {one.torch}, {one.date}"],
         ["model", f"{one.model} in {one['dtype']}, kvgen {one.kvgen}"],
         ["measured", f"{amount}, seed {one.seed}"],
         ["texts", one.texts],
-        [
-            "command",
-            f"`kvgen accuracy {options} --csv {file}`",
-        ],
+        ["command", f"`kvgen accuracy {options}`"],
     ]
     return table(rows[0], rows[1:])
 

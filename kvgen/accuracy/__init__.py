@@ -22,8 +22,6 @@ SAME_AS = {"qserve-int8": "turbomind-int8", "qserve-int4": "turbomind-int4", "in
 """Presets that store the same codes as another one, but for the type of what is not quantized."""
 SHIPPED = Path(__file__).with_name("formats.csv")
 """`kvgen accuracy --csv` of all formats."""
-WEIGHTS = Path(__file__).with_name("weights.csv")
-"""`kvgen accuracy --weights` of all formats of weights."""
 BESIDE_WEIGHTS = ("16-bit", "k8v8", "bitdecoding-int4")
 """The formats of caches that a table of weights has: with 16, 8 and 4 bits."""
 SHORT = ("k8v8", "bitdecoding-int4", "turbomind-int4", "saw-int4", "k4v2", "k2v4", "kitty")
