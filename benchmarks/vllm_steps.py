@@ -188,7 +188,8 @@ class Watched:
                 scores.masked_fill_(here > here[length - count :, None], -torch.inf)
                 want = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v.double().repeat_interleave(group, 1))
                 error = output.view(query.shape)[mine].double() - want
-                self.worst = max(self.worst, (error.flatten(1).norm(dim=1) / want.flatten(1).norm(dim=1)).max().item())
+                errors = error.flatten(1).norm(dim=1) / want.flatten(1).norm(dim=1)
+                self.worst = max(self.worst, errors.nan_to_num(nan=torch.inf).max().item())
                 self.rows += count
             return found
 
@@ -215,7 +216,7 @@ def beside(found: dict[str, Any], other: dict[str, Any]) -> tuple[int, float, fl
     for mine, theirs, a, b in zip(found["tokens"], other["tokens"], found["scores"], other["scores"], strict=True):
         same = next((i for i, (x, y) in enumerate(zip(mine, theirs, strict=True)) if x != y), len(mine))
         seen = min(same + 1, len(mine))
-        apart = (torch.tensor(a[:seen]) - torch.tensor(b[:seen])).abs()
+        apart = (torch.tensor(a[:seen]) - torch.tensor(b[:seen])).abs().nan_to_num_(nan=torch.inf)
         equal, most, total, count = equal + same, max(most, apart.max().item()), total + apart.sum().item(), count + apart.numel()
     return equal, most, total / count
 

@@ -156,9 +156,10 @@ class Varlen:
         """
         packed, k_held, v_held, _, _, slots, scales = cache
         room = -(-room // ROOM_STEP) * ROOM_STEP
-        shape = 2, heads.stop - heads.start, room, self._dim
-        new = torch.empty if self._window is None else torch.zeros  # pages that a window has passed need not be: 0 * NaN is no 0
-        k, v = new(shape, dtype=self._dtype, device=self._device).transpose(1, 2)  # the tokens of a head lie together
+        shape = heads.stop - heads.start, room, self._dim
+        # V of tokens that are masked is multiplied by 0: what lies behind a row's tokens, and before its window, has to be finite
+        made = (new(shape, dtype=self._dtype, device=self._device) for new in (torch.empty, torch.zeros))
+        k, v = (x.transpose(0, 1) for x in made)  # the tokens of a head lie together
         starts = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0)).clamp_(max=room)
         places = None if slots is None else slots[rows]
         if heads.stop - heads.start < self._heads:
