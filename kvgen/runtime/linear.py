@@ -50,8 +50,16 @@ class LinearVariant:
         return weights.unpack(self.spec, packed, self.target)
 
     def dequantize(self, packed: Tensor) -> Tensor:
-        """The matrix that the packed weight means, [n, k] in the spec's dtype; with silu_mul the rows of gate, then those of up."""
-        return weights.dequantize(self.spec.linear, self.unpack(packed))
+        """The matrix that the packed weight means, [n, k] in the spec's dtype; with silu_mul the rows of gate, then those of up.
+
+        On a GPU one kernel writes it, on a CPU torch's operations do.
+        """
+        if self.module.expand is None or packed.device.type != self.device_type:
+            return weights.dequantize(self.spec.linear, self.unpack(packed))
+        weights.check_packed(self.spec.linear, packed)
+        whole = torch.empty((self.spec.linear.n, self.spec.linear.k), dtype=self.dtype, device=packed.device)
+        self.module.expand(packed, whole)
+        return whole
 
     def __call__(
         self, x: Tensor, packed: Tensor, bias: Tensor | None = None, residual: Tensor | None = None, out: Tensor | None = None

@@ -25,6 +25,8 @@ class Functions:
     """None for a GPU: only CPU modules have threads."""
     write: Callable[..., Any] | None
     """Of formats whose tokens are quantized as they arrive."""
+    expand: Callable[..., Any] | None
+    """Of a linear layer on a GPU: its weight in 16 bits."""
 
     def __init__(self, path: Path, library: tvm_ffi.Module) -> None:
         self.path = path

@@ -123,6 +123,8 @@ class LinearCheck(Check):
             sorted({*range(min(most, 3) + 1), 7, 8, 9, 15, 17, most // 2 + 1, most - 1, most} & {*range(most + 1)})
         ):
             self._call(rows, GAPS[number % len(GAPS)], GAPS[(number + 1) % len(GAPS)])
+        if self.variant.module.expand is not None:
+            self._expanded()
         if self.device == "cuda":
             self._replayed()
 
@@ -147,6 +149,16 @@ class LinearCheck(Check):
             if first is not None and not torch.equal(first, out):
                 raise CheckError(f"{where}: the same inputs gave other bits")
             first = out
+
+    def _expanded(self) -> None:
+        """The weight in 16 bits: a product of a whole number and a scale has one rounding, so that no bit may differ."""
+        linear, found = self.variant.spec.linear, self.variant.dequantize(self.case.packed)
+        for rows, w in meant(linear, self.case.weight):
+            wrong = found[rows] != w.to(found.dtype)
+            if bool(wrong.any()):
+                row, column = divmod(int(wrong.int().argmax()), linear.k)
+                told = f"[{rows.start + row}, {column}] is {found[rows][row, column].item():g}, and {w[row, column].item():g} is right"
+                raise CheckError(f"the weight in 16 bits: {told}")
 
     def _replayed(self) -> None:
         """Calls of a captured CUDA graph follow x."""
@@ -187,7 +199,7 @@ class Case:
 
     def __init__(self, variant: LinearVariant, device: torch.device | str, rows: int) -> None:
         linear = variant.spec.linear
-        weight = seeded_weight(linear, device)
+        self.weight = seeded_weight(linear, device)
         self.x = seeded_inputs(linear, rows, device)
         self.bias = (
             seeded_inputs(linear, 1, device, 2)[0].repeat(-(-linear.n // linear.k))[: linear.n].contiguous() if linear.bias else None
@@ -196,8 +208,8 @@ class Case:
         if linear.epilogue == "add":
             generator = torch.Generator(device=device).manual_seed(3)
             self.residual = torch.randn(rows, linear.n, device=device, generator=generator).to(self.x.dtype)
-        self.expected = Expected(linear, weight, self.x, self.bias, self.residual)
-        self.packed = variant.pack(*weight)
+        self.expected = Expected(linear, self.weight, self.x, self.bias, self.residual)
+        self.packed = variant.pack(*self.weight)
 
     @classmethod
     def of(cls, variant: LinearVariant, device: torch.device | str, rows: int) -> Case:

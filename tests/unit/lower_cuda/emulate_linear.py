@@ -28,6 +28,13 @@ extern "C" void call(bool backwards, void* const* tensors, const int64_t* n) {
   emulator::launch(dim3(T::kBlocks * Schedule::kSplit), T::kThreads, [&] { linear_kernel<Schedule>(a); }, Schedule::kSplit,
                    Schedule::kOverlap);
 }
+extern "C" void expand(bool backwards, const void* packed, void* out, int64_t stride) {
+  emulator::backwards = backwards;
+  checker::declare_constant(packed, Traits<Schedule>::Packed::kBytes);
+  emulator::launch(dim3(Expand<Schedule>::kBlocks), Expand<Schedule>::kThreads, [&] {
+    expand_kernel<Schedule>(static_cast<const uint8_t*>(packed), static_cast<uint8_t*>(out), 2 * stride);
+  });
+}
 """
 
 
@@ -50,11 +57,17 @@ class EmulatedLinear:
         numbers = (ctypes.c_int64 * 4)(*strides, len(x))
         self._library.call(ctypes.c_bool(self._calls % 2 == 0), (ctypes.c_void_p * 5)(*pointers), numbers)
 
+    def expand(self, packed: Tensor, out: Tensor) -> None:
+        """As a compiled module's."""
+        self._calls += 1
+        pointers = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (packed, out))
+        self._library.expand(ctypes.c_bool(self._calls % 2 == 0), *pointers, ctypes.c_int64(out.stride(0)))
+
 
 def compiled(spec: LinearSpec, schedule: Schedule, folder: Path, planted: Mapping[str, str] | None = None) -> Path:
     """The library of a schedule for SM90; `planted` as `library` takes it."""
     text = get_backend("cuda").lower(spec, schedule, "sm90").text
-    text = text.replace("kvgen/linear/module.cuh", "kvgen/linear/kernel.cuh").partition("using Module")[0]
+    text = text.replace("expand_module", "expand").replace("linear/module", "linear/kernel").partition("using Module")[0]
     kernel = re.sub(r".*\bkType\b.*\n", "", text) + "}  // namespace\n"  # what only a module's call needs
     return library(kernel + EXPORTS, folder, planted)
 

@@ -27,7 +27,7 @@ def nothing(value: Any) -> Any:
 class InTorch:
     """A module over packed weights for GPUs: what it makes of the weight, of x and of the sums may be wrong."""
 
-    set_threads = None
+    set_threads = expand = None
 
     def __init__(self, linear: LinearFormat, weight: Weights = nothing, x: Any = nothing, sums: Any = nothing, bias: bool = True) -> None:
         self.linear_format, self.weight, self.x, self.sums, self.bias = linear, weight, x, sums, bias
