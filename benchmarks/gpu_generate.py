@@ -2,7 +2,7 @@
 
     python benchmarks/gpu_generate.py                                   # Llama-3.1-8B's shape, random weights in bf16
     python benchmarks/gpu_generate.py --cases 8x32768 --loops graph16,int4 --budget 200
-    python benchmarks/gpu_generate.py --weights int4                    # then again with weights of 4 bits, and a head of 8
+    python benchmarks/gpu_generate.py --weights int4                    # kvgen's with weights of 4 bits, and a head of 8
     python benchmarks/gpu_generate.py --tiny                            # a few layers and tokens, on the CPU too
 
 Cases are BATCHxTOKENS; `fitxTOKENS` is the largest batch of 16 bits that fits, and of each format in addition its own. A loop of kvgen's
@@ -13,7 +13,7 @@ takes at the rate of the read roofline. Rows go to $OUT (or benchmarks/results) 
 step by the profiler: attention, products with weights, and the rest; a kernel counts from the end of those before it. What does not fit
 into `--budget` seconds, or into memory, gets a row that says so. Exits with 1 where a loop of kvgen's, or that over 16 bits, failed.
 
-With `--weights`, the model's weights are quantized in place after the loops over 16 bits, and kvgen's loops run again, in the same
+With `--weights`, the model's weights are quantized in place after the loops over caches of 16 bits, and kvgen's loops follow in the same
 process; the file is GPU_generate_weights.csv. Before they do, logits of 1 and of 128 tokens are compared with those over the same weights
 dequantized, which torch multiplies: their relative distance is the row `check`, and one beyond .05 fails.
 """
@@ -112,11 +112,14 @@ class Bench:
         return sum(x.nbytes for x in every) - int(self.model.model.embed_tokens.weight.nbytes)
 
     def run(self) -> None:
-        """All loops of all cases; then, where weights are quantized, kvgen's again."""
-        self.cases(self.options.loops.split(","))
-        if self.options.weights:
-            self.pack(self.options.weights)
-            self.cases([name for name in self.options.loops.split(",") if name in FORMATS])
+        """All loops of all cases; where weights are quantized, kvgen's over those."""
+        names = self.options.loops.split(",")
+        if not self.options.weights:
+            self.cases(names)
+            return
+        self.cases([name for name in names if name not in FORMATS])
+        self.pack(self.options.weights)
+        self.cases([name for name in names if name in FORMATS])
 
     def cases(self, names: list[str]) -> None:
         """These loops of all cases."""
@@ -133,6 +136,7 @@ class Bench:
     def pack(self, name: str) -> None:
         """Quantize the weights in place, and a row of how far logits are from those over the weights that are meant."""
         unfuse(self.model)
+        torch._dynamo.reset()  # graphs of the 16-bit weights
         self.release()
         row = self.row("check", 1, 128)
         try:
@@ -258,9 +262,9 @@ class Bench:
         """Options of torch.compile for a batch; False on the CPU, where the model runs as it is."""
         if not self.cuda:
             return False
-        if batch > 1:
-            return {"dynamic": True}  # one compilation for all batches; cuBLAS multiplies
-        if self.packed:
+        if batch > 1 and not self.options.weights:
+            return {"dynamic": True}  # one compilation for all batches, which takes as long as two or three for one; cuBLAS multiplies
+        if batch > 1 or self.packed:
             return {"dynamic": False}
         # With coordinate descent, torch makes a product with one row a reduction, which reads weights faster than a matrix product does.
         options = {"max_autotune_gemm": True, "benchmark_epilogue_fusion": False, "coordinate_descent_tuning": True}
