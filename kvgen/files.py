@@ -1,6 +1,4 @@
-"""Checks of file names, reading files with a bound, because files on disk or in an archive may be damaged or malicious, and pages that
-are written whole.
-"""
+"""Checks of file names, reading files with a bound, because files on disk may be damaged or malicious, and pages that are written whole."""
 
 from __future__ import annotations
 
@@ -10,10 +8,8 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, NoReturn
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}")
 """Names of keys, ids, folders and files of entries. No separator, no leading dot or hyphen, so a name never leaves its folder."""
@@ -27,18 +23,20 @@ def is_name(text: object) -> bool:
     return isinstance(text, str) and NAME.fullmatch(text) is not None
 
 
-@contextmanager
-def replacing(file: Path) -> Iterator[BinaryIO]:
-    """A new file that takes the place of `file` and its permissions when the context ends; where that fails, for want of room say, the old
-    one stays. Raises OSError that names `file`.
+def write_whole(file: Path, text: str) -> None:
+    """Replace a file by a text in UTF-8, which takes its place and permissions when it is whole; what is a pipe or a device is written to.
+    Raises OSError that names `file`; the old file then stays.
     """
+    if file.exists() and not file.is_file():
+        file.write_text(text, encoding="utf-8")
+        return
     file = file.resolve()
     part = file.with_name(f".kvgen-{secrets.token_hex(8)}")  # no longer than a file system takes, and no other's
     try:
         with open(part, "xb") as opened:
             if file.exists():
                 os.fchmod(opened.fileno(), stat.S_IMODE(file.stat().st_mode))
-            yield opened
+            opened.write(text.encode())
             opened.flush()
             os.fsync(opened.fileno())  # else a crash soon afterwards could leave an empty file
         part.replace(file)
@@ -47,15 +45,6 @@ def replacing(file: Path) -> Iterator[BinaryIO]:
         raise
     finally:
         part.unlink(missing_ok=True)
-
-
-def write_whole(file: Path, text: str) -> None:
-    """Replace a file by a text in UTF-8, as `replacing` does; what is a pipe or a device is written to. Raises OSError."""
-    if file.exists() and not file.is_file():
-        file.write_text(text, encoding="utf-8")
-        return
-    with replacing(file) as opened:
-        opened.write(text.encode())
 
 
 def read_plain(file: Path, most: int) -> bytes:

@@ -47,7 +47,7 @@ LEVELS: dict[str, dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
 """Levels of processors, by `platform.machine()`, the newest first: what the compiler is told after `-march=native`, and the instructions
 as /proc/cpuinfo names them.
 """
-MARK = "<!-- kvgen export --format hf-kernels: {name}, {format_id} -->"
+MARK = "<!-- kvgen export: {name}, {format_id} -->"
 """In the README: what a folder is an export of, which may be exported to again."""
 README = """---
 license: apache-2.0

@@ -38,14 +38,6 @@ class Damaged(Exception):
     """An entry that cannot be used, with the reason. Not raised to callers of the registry."""
 
 
-class OtherSchema(Damaged):
-    """A whole entry of another version of kvgen."""
-
-    def __init__(self, schema: int) -> None:
-        newer = ", which a newer kvgen wrote: upgrade this one" if schema > SCHEMA else ": build it again"
-        super().__init__(f"schema {schema}, and this kvgen reads {SCHEMA}{newer}")
-
-
 @dataclass(frozen=True)
 class Launch(Json):
     """A launch of an entry: back end and parameters, the keys of the workloads that it won (none for one that serves other calls), and what
@@ -144,7 +136,8 @@ class Entry(Json):
             if not isinstance(data, dict) or type(data.get("schema")) is not int:
                 raise Damaged("it is no entry: it has no schema")
             if data["schema"] != SCHEMA:
-                raise OtherSchema(data["schema"])
+                newer = ", which a newer kvgen wrote: upgrade this one" if data["schema"] > SCHEMA else ": build it again"
+                raise Damaged(f"schema {data['schema']}, and this kvgen reads {SCHEMA}{newer}")
             if data.pop("digest", None) != digest(data):
                 raise Damaged("it was changed after it was written: its digest is another")
             entry = cls.from_json(data)

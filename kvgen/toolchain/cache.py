@@ -58,8 +58,6 @@ class Artifact:
     resources: Resources
     sha256: str = field(default="", compare=False)
     """Digest of the library's bytes, as the cache keeps it."""
-    origin: str = field(default="", compare=False)
-    """The machine that compiled it, if it was another one."""
 
 
 class ArtifactCache:
@@ -79,22 +77,19 @@ class ArtifactCache:
         try:
             meta, sha256 = read_json(folder / META, MOST_META), _sha256(folder / MODULE)
             resources = Resources.from_json(meta["resources"])
-            return Artifact(key, folder / MODULE, resources, sha256, str(meta["origin"])) if sha256 == meta["sha256"] else None
+            return Artifact(key, folder / MODULE, resources, sha256) if sha256 == meta["sha256"] else None
         except PermissionError as error:
             raise HostError(f"cannot read {error.filename}: {error.strerror}", folder) from error
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
-    def put(self, key: str, module: Path, resources: Resources, extra: Mapping[str, str] | None = None, origin: str = "") -> Artifact:
-        """Publish a compiled module, with text files by name in `extra` beside it; an existing good one stays.
-
-        `origin` names the machine that compiled it, if it was another one.
-        """
+    def put(self, key: str, module: Path, resources: Resources, extra: Mapping[str, str] | None = None) -> Artifact:
+        """Publish a compiled module, with text files by name in `extra` beside it; an existing good one stays."""
         with self.scratch() as folder:
             staged = folder / "entry"
             staged.mkdir()
             shutil.copyfile(module, staged / MODULE)
-            meta = {"sha256": _sha256(staged / MODULE), "resources": resources.to_json(), "origin": origin}
+            meta = {"sha256": _sha256(staged / MODULE), "resources": resources.to_json()}
             for name, text in {**(extra or {}), META: json.dumps(meta, indent=1)}.items():
                 (staged / name).write_text(text, encoding="utf-8")
             for file in staged.iterdir():

@@ -26,7 +26,7 @@ PASS_DIED = re.compile(r"([\w ]*signal terminated program \w+|'?\w+'? died due t
 
 
 def build(source: Source, cache: ArtifactCache | None = None) -> Artifact:
-    """The artifact of a source, from the cache (also one that was imported), else compiled.
+    """The artifact of a source, from the cache, else compiled.
 
     Raises ToolchainMissing without a compiler, CompileError (with its log) where the compiler refuses, takes too long or writes no module,
     HostError where this machine fails: its disk is full or cannot be written, or a compiler is killed.
@@ -43,19 +43,16 @@ def build(source: Source, cache: ArtifactCache | None = None) -> Artifact:
 
 
 def cached(source: Source, cache: ArtifactCache) -> Artifact | None:
-    """The artifact of a source from the cache, imported or compiled here; None if it has to be compiled.
+    """The artifact of a source from the cache; None if it has to be compiled.
 
-    What was compiled here counts for the same compiler alone, or where there is none. Raises ToolchainMissing where the cache has nothing
+    A module counts for the compiler that made it, or where there is none. Raises ToolchainMissing where the cache has nothing
     and there is no compiler, HostError where the cache is mounted noexec.
     """
     cache.require_executable()
-    named = cache.named(source.id, machine(source.target))
-    if named is not None and named.origin:
-        return named
     try:
         return cache.get(compiler_for(source.language).key(source))
     except ToolchainMissing:
-        if named is None:
+        if (named := cache.named(source.id, machine(source.target))) is None:
             raise
         return named
 

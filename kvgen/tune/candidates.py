@@ -59,7 +59,7 @@ def contenders(
 
 
 def require_toolchain(sources: Sources, found: Sequence[Contender], cache: ArtifactCache, *, compile_only: bool) -> None:
-    """Raise ToolchainMissing if this machine cannot compile or cannot measure. Without a compiler, modules from an imported archive are
+    """Raise ToolchainMissing if this machine cannot compile or cannot measure. Without a compiler, modules in the cache are
     sufficient.
     """
     from kvgen.runtime.device import cannot_run_here
@@ -83,7 +83,7 @@ def study_name(sources: Sources, contender: Contender, workload: AnyWorkload, po
     space = {key: value for key, value in contender.space.to_json().items() if key in ("parameters", "constraints", "facts")}
     plain = sources.of(contender.defaults[0])
     code = [plain.id, _lowering()]
-    with suppress(ToolchainMissing):  # imported modules need no compiler
+    with suppress(ToolchainMissing):  # modules in the cache need no compiler
         code.append(compilers.compiler_for(plain.language).key(plain))
     return f"{sources.spec.format_id}-{sources.target}-{contender.backend.name}-{workload.key}-{digest([space, code, dict(policy)])}"
 

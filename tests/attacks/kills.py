@@ -1,12 +1,12 @@
 """`python -m tests.attacks.kills --count 1000`: commands killed at random moments; what they leave must be whole.
 
-Killed, with SIGKILL, is a process that runs `kvgen build`, `build --compile-only`, `export`, `import` or `check` through the command
-line's own `main`. It is forked from a parent that has imported kvgen, so that a kill costs no start of Python. Compilers, loading of
-modules, studies, registries, caches and archives are the real ones. What is made up is the back end (sources of one line, which
+Killed, with SIGKILL, is a process that runs `kvgen build`, `build --compile-only` or `check` through the command line's
+own `main`. It is forked from a parent that has imported kvgen, so that a kill costs no start of Python. Compilers, loading of
+modules, studies, registries and caches are the real ones. What is made up is the back end (sources of one line, which
 compile in a fraction of a second) and the measurements.
 
-After each kill every entry that was there is there and readable, every module of the cache is whole, the archive is one; then the
-same command runs to its end, and what was left behind is swept.
+After each kill every entry that was there is there and readable, every module of the cache is whole; then the same
+command runs to its end, and what was left behind is swept.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from kvgen.lower.backend import Source
 from kvgen.lower.schedule import Schedule
 from kvgen.measure.measurement import Job, Measurement
 from kvgen.measure.worker import Worker
-from kvgen.registry import Store, archive
+from kvgen.registry import Store
 from kvgen.registry.entry import here
 from kvgen.spec import KernelSpec
 from kvgen.toolchain import ArtifactCache
@@ -72,7 +72,6 @@ class Place:
 
     root: Path
     spec: Path
-    archive: Path
     store: Store = field(init=False)
     cache: Path = field(init=False)
 
@@ -84,8 +83,6 @@ class Place:
         return {
             "build": ["build", spec, "--trials", "3", "--json"],
             "compile": ["build", spec, "--compile-only", "--limit", "3", "--json"],
-            "export": ["export", str(self.archive), "--json"],
-            "import": ["import", str(self.archive), "--json"],
             "check": ["check", str(self.store.root), "--accept", "--json"],
         }
 
@@ -105,7 +102,7 @@ class Place:
     def left(self, name: str) -> list[str]:
         """What a command that ran to its end should have swept."""
         found: list[Path] = []
-        if name in ("build", "compile", "import"):
+        if name in ("build", "compile"):
             found += self.store.root.glob(".staging-*")
         return [str(path) for path in found]
 
@@ -144,15 +141,12 @@ def attack(root: Path, count: int, seed: int) -> tuple[Counter[str], list[str]]:
     """Kill `count` commands below `root`: kills by command, and what was not whole."""
     prepare()
     rng = random.Random(seed)
-    file, spec = root / "out" / "kernels.tar.gz", root / "tiny.yaml"
-    file.parent.mkdir(parents=True)
+    spec = root / "tiny.yaml"
     spec.write_text(TINY)
-    here, there = (Place(root / name, spec, file) for name in ("here", "there"))
-    for place in (here, there):
-        place.root.mkdir()
+    place = Place(root / "here", spec)
+    place.root.mkdir()
     usual: dict[str, float] = {}
-    for name in here.commands():
-        place = there if name == "import" else here
+    for name in place.commands():
         code, usual[name] = finish(place.commands()[name], place, "first")
         assert code in (0, 1), (name, (place.root / "output.txt").read_text())
     kills: Counter[str] = Counter()
@@ -161,23 +155,16 @@ def attack(root: Path, count: int, seed: int) -> tuple[Counter[str], list[str]]:
     while sum(kills.values()) < count:
         turn += 1
         name = rng.choice(sorted(usual))
-        place = there if name == "import" else here
         salt = str(turn // 4)
         if rng.random() < 0.3:
             shutil.rmtree(place.cache / "modules", ignore_errors=True)
             shutil.rmtree(place.cache / "sources", ignore_errors=True)
-        words, keys, present = place.commands()[name], place.keys(), file.exists()
+        words, keys = place.commands()[name], place.keys()
         pid = start(words, place, salt)
         time.sleep(rng.uniform(0.0, 1.1 * usual[name]))
         os.kill(pid, signal.SIGKILL)
         kills[name] += os.WIFSIGNALED(os.waitpid(pid, 0)[1])  # or it ended before
         wrong = place.problems(keys)
-        if present:
-            with tempfile.TemporaryDirectory() as folder:
-                try:
-                    archive.import_archive(file, Store(Path(folder) / "registry"), ArtifactCache(Path(folder) / "cache"))
-                except Exception as error:
-                    wrong.append(f"the archive is not whole: {type(error).__name__}: {error}")
         code, seconds = finish(words, place, salt)
         usual[name] = 0.9 * usual[name] + 0.1 * seconds
         if code not in ((0, 1) if name == "check" else (0,)):

@@ -1,8 +1,7 @@
-"""What all commands have in common: help, arguments, errors and exit codes; `kvgen doctor`, `space`, `export`, `import`, `report`."""
+"""What all commands have in common: help, arguments, errors and exit codes; `kvgen doctor`, `space`, `report`."""
 
 from __future__ import annotations
 
-import hashlib
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,11 +17,10 @@ from kvgen.cli.options import parse_seconds, parse_shape, parse_workload
 from kvgen.registry.store import Store
 from tests.support.commands import TINY
 from tests.support.entries import put_changed, tuned
-from tests.support.tuning import FakeBackend
 
 COMMANDS = (
     "build", "list", "show", "why", "check", "bench", "presets", "schema", "accuracy", "spec", "recommend",
-    "space", "doctor", "report", "export", "import",
+    "space", "doctor", "report", "export",
 )  # fmt: skip
 
 
@@ -86,7 +84,6 @@ def test_a_bad_spec_is_exit_2_with_its_mistakes(kvgen: Any, tmp_path: Path):
         ("bench",),
         ("bench", "--suite", "int8-kernels", "--decode"),
         ("why", "tiny.yaml", "--workload", "1x99999999999"),
-        ("import", "no-such-file.tar.gz"),
         ("check", "no-such-folder"),
         ("presets", "no-such-preset"),
         ("no-such-command",),
@@ -137,42 +134,17 @@ def test_doctor_tells_compilers_back_ends_extras_and_places(kvgen: Any, tmp_path
     assert (facts["places"]["cache"], "cpu" in facts["targets"]) == (str(tmp_path / "cache"), True)
 
 
-# --- report, export, import ------------------------------------------------------------------------------------------
+# --- report ------------------------------------------------------------------------------------------
 
 
 def test_damaged_entries_are_named_by_what_leaves_them_out(kvgen: Any, tmp_path: Path):
     entry = tuned(spec_of("k4v4", "sm90", [workload_of("1x4096")]))
     put_changed(Store(tmp_path / "registry"), entry, lambda data: data.update(schema=2))
-    report, export = kvgen("report", "-o", "x.html"), kvgen("export", "x.tar.gz")
-    assert (report.code, export.code) == (0, 3)
+    report = kvgen("report", "-o", "x.html")
+    assert report.code == 0
     assert entry.key not in (tmp_path / "x.html").read_text()
-    for left_out in (report, export):
-        assert entry.key in left_out.err
-        assert "schema 2, and this kvgen reads" in left_out.err
+    assert entry.key in report.err
+    assert "schema 2, and this kvgen reads" in report.err
     answer = kvgen("show", entry.key)
     assert (answer.code, answer.out) == (3, "")
     assert answer.err.startswith(f"kvgen: the user registry's entry {entry.key} is damaged: ")
-
-
-def test_an_import_says_what_came_from_where_and_can_be_pinned(kvgen: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("kvgen.lower.cpu.backend", FakeBackend)
-    assert kvgen("build", "tiny.yaml", "--compile-only", "--limit", "1").code == 0
-    sent = kvgen("export", "a.tar.gz", "--json").json()
-    content = (tmp_path / "a.tar.gz").read_bytes()
-    assert sent["sha256"] == hashlib.sha256(content).hexdigest()
-    for name in ("CACHE", "REGISTRY"):
-        monkeypatch.setenv(f"KVGEN_{name}_DIR", str(tmp_path / f"other {name}"))
-    assert kvgen("import", "a.tar.gz", "--sha256", "abc").code == 2
-    wrong = kvgen("import", "a.tar.gz", "--sha256", "0" * 64)
-    assert (wrong.code, wrong.out) == (3, "")
-    assert f"its sha256 is {sent['sha256']}, not {'0' * 64}" in wrong.err
-    for size in (0, 5, len(content) // 2, len(content) - 1):
-        (tmp_path / "part.tar.gz").write_bytes(content[:size])
-        answer = kvgen("import", "part.tar.gz")
-        assert answer.code == 3
-        assert answer.err.startswith("kvgen: part.tar.gz is refused")
-    assert not (tmp_path / "other REGISTRY").exists()
-    good = kvgen("import", "a.tar.gz", "--sha256", sent["sha256"].upper())
-    assert good.code == 0
-    assert f"(entries: 1, modules: 1, sha256: {sent['sha256']})" in good.out
-    assert f"modules (native code) compiled on: {sent['origins'][0]}" in good.out
