@@ -116,9 +116,8 @@ class Varlen:
                 starts = queries.starts[part.start : part.stop + 1] - first[part.start]
                 found = self._flash(some, k, v, starts, k_starts, max(counts), max(bounds[part]), scale, True, self._window)
                 del k, v  # before the next part takes as much
+            found = found[0] if back is None else _rotated_back(found[0], *back), found[1]
             _finish(found, queries.out[mine, shared], None if queries.sinks is None else queries.sinks[shared])
-        if back is not None:
-            queries.out.copy_((queries.out @ back[0].T).mul_(back[1]))
 
     def _parts(self, counts: Sequence[int], bounds: Sequence[int], *, idle: bool) -> Iterator[tuple[slice, slice, bool]]:
         """Rows, KV heads, and whether they are read in pieces: as many neighbours as fit, or one row alone."""
@@ -208,6 +207,11 @@ class Varlen:
 def _empty(lse: Tensor) -> Tensor:
     """-inf where there are no tokens, for which some kernels give inf."""
     return lse.masked_fill(lse == torch.inf, -torch.inf)
+
+
+def _rotated_back(out: Tensor, matrix: Tensor, factor: float) -> Tensor:
+    """[tokens, heads, head_dim] by the matrix of a rotation, rounded once."""
+    return torch.addmm(out.new_zeros(1), out.flatten(0, 1), matrix.T.to(out.dtype), beta=0, alpha=factor).view(out.shape)
 
 
 def _finish(found: Partial, out: Tensor, sinks: Tensor | None) -> None:
