@@ -6,7 +6,8 @@ The shapes are by default those of Llama-3.1-8B's layers and one of Llama-3.1-70
 first launches of `--tries` other shapes of CTAs are compiled, and timed in turns; the fastest is verified against the fp64 reference.
 Weights are rotated beyond the L2 cache, calls replayed in a CUDA graph. `default_us` is the time of the default. `--peers`: torch.matmul
 over 16 bits, torch's `_weight_int4pack_mm`, and Humming (package humming-kernels) take turns with them, where they are installed. Rows go
-to $OUT (or benchmarks/results) as GPU_linear.csv after every shape. Exits with 1 where a launch does not compile or is wrong.
+to $OUT (or benchmarks/results) as GPU_linear.csv after every shape. `one launch` is the default for the most rows that are asked for: with
+it alone, a row's bits depend on no other (docs/linear.md). Exits with 1 where a launch does not compile or is wrong.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ def main() -> int:
     built = {sources[number].id: artifact for number, artifact in build_many(sources, cores())}
     failed, rows = False, []
     for shape, (spec, tries) in plans.items():
+        largest = tries[max(tries)][0]
         for m in wanted:
             found, variants = tries[compiled(m)], {}
             for one in found:
@@ -74,7 +76,9 @@ def main() -> int:
                     failed = True
                 else:
                     variants[str(one)] = load_linear(spec, artifact.path, TARGET, rows_of(one.launch))
-            failed |= measured(rows, shape, spec, m, str(found[0]), variants, asked.peers, asked.rounds)
+            artifact = built[by_spec[spec, largest].id]
+            most = {} if isinstance(artifact, Exception) else {"one launch": load_linear(spec, artifact.path, TARGET, max(tries))}
+            failed |= measured(rows, shape, spec, m, str(found[0]), variants, most, asked.peers, asked.rounds)
             write_rows(f"{gpu_word()}_linear", rows, gpu_facts(POLICY))
     return int(failed)
 
@@ -102,13 +106,14 @@ def measured(
     m: int,
     default: str,
     variants: dict[str, LinearVariant],
+    further: dict[str, LinearVariant],
     peers: bool,
     rounds: int,
 ) -> bool:
     """Adds the rows of a shape and a number of rows of x; whether the fastest launch is wrong."""
     work = LinearShape(rows=m)
     inputs = LinearInputs(next(iter(variants.values())), work, "cuda")
-    timers: dict[str, Callable[[], Any]] = {name: partial(inputs.time, one, POLICY) for name, one in variants.items()}
+    timers: dict[str, Callable[[], Any]] = {name: partial(inputs.time, one, POLICY) for name, one in {**variants, **further}.items()}
     named = dict(timers)
     if peers:
         named |= {name: partial(timer_for("cuda").time, calls, POLICY) for name, calls in others(spec, m)}

@@ -18,6 +18,7 @@ from kvgen.api import get_linear_kernel
 from kvgen.errors import KvgenError
 from kvgen.format.dtypes import torch_dtype
 from kvgen.runtime.kvcache import new_bytes
+from kvgen.runtime.linear import LinearVariant
 from kvgen.spec import LinearSpec
 
 _layers: WeakValueDictionary[int, QuantizedLinear] = WeakValueDictionary()
@@ -30,7 +31,8 @@ class QuantizedLinear(nn.Module):
 
     **Rows.** Kernels are compiled for a few rows. A call with more than `rows`, such as a prompt, dequantizes the whole weight into
     temporary memory ([n, k] in the spec's dtype) and multiplies with torch. `wide_calls` counts these calls; a layer that is made with
-    `wide="refuse"` raises ValueError in place of them.
+    `wide="refuse"` raises ValueError in place of them. With `wide="invariant"` all calls take the launch for the most rows, as many rows at
+    a time: the bits of a row of y then depend on no other row.
     """
 
     packed: Tensor
@@ -41,15 +43,19 @@ class QuantizedLinear(nn.Module):
     def __init__(self, spec: LinearSpec, packed: Tensor, bias: Tensor | None = None, *, wide: str = "dequantize") -> None:
         """`packed` is what the spec's kernel packs, `bias` [n] in the spec's dtype where `linear.bias` is set.
 
-        Raises as `get_linear_kernel` does, and ValueError for a bias that the spec does not have, or lacks, or another `wide`.
+        Raises as `get_linear_kernel` does, and ValueError for a bias that the spec does not have, or lacks, for another `wide`, and for
+        `wide="invariant"` on a CPU.
         """
         super().__init__()
-        if wide not in ("dequantize", "refuse"):
-            raise ValueError(f'wide must be "dequantize" or "refuse", not {wide!r:.40}')
+        if wide not in ("dequantize", "refuse", "invariant"):
+            raise ValueError(f'wide must be "dequantize", "refuse" or "invariant", not {wide!r:.40}')
         if (bias is not None) != spec.linear.bias or spec.linear.epilogue == "add":
             raise ValueError(f"{spec.name}: bias is given where linear.bias says so, and the epilogue is none or silu_mul")
         self.spec, self.wide = spec, wide
-        self.kernel = get_linear_kernel(spec)
+        kernel = get_linear_kernel(spec)
+        if wide == "invariant" and kernel.target == "cpu":
+            raise ValueError(f"{spec.name}: a CPU's kernel chooses its instructions by the number of rows, so it is not invariant")
+        self.kernel: LinearVariant = kernel.variant(kernel.rows) if wide == "invariant" else kernel
         self.register_buffer("packed", packed)
         self.register_buffer("bias", None if bias is None else bias.contiguous())
         self.in_features, self.gated = spec.linear.k, spec.linear.epilogue == "silu_mul"
@@ -79,10 +85,13 @@ class QuantizedLinear(nn.Module):
         rows = x.reshape(-1, self.in_features)
         if rows.stride(1) != 1:
             rows = rows.contiguous()
-        if len(rows) > self.rows:
+        if len(rows) > self.rows and self.wide != "invariant":
             return self._wide(rows, packed, bias).view(*x.shape[:-1], self.out_features)
         out = torch.empty((*x.shape[:-1], self.out_features), dtype=x.dtype, device=x.device)
-        self.kernel(rows, packed, bias=bias, out=out.view(-1, self.out_features))
+        y = out.view(-1, self.out_features)
+        for first in range(0, len(rows), self.rows or 1):
+            part = slice(first, first + self.rows)
+            self.kernel(rows[part], packed, bias=bias, out=y[part])
         return out
 
     def dequantize(self) -> Tensor:

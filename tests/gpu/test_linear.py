@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kvgen import get_linear_kernel
-from kvgen.arch import GPUS, target_of
+from kvgen.arch import GPUS, Target, target_of
 from kvgen.lower.backend import get_backend
 from kvgen.lower.linear import NO_LAYOUT, rows_of
 from kvgen.lower.schedule import Params, Schedule
@@ -44,17 +44,17 @@ FORMATS: list[dict[str, Any]] = [
 EPILOGUES: list[dict[str, Any]] = [{"bias": True}, {"epilogue": "silu_mul", "bias": True}, {"epilogue": "add"}]
 
 
-def compiled(spec: LinearSpec, launch: Params) -> LinearVariant:
-    target = target_of(torch.cuda.get_device_capability())
+def compiled(spec: LinearSpec, launch: Params, target: Target | None = None) -> LinearVariant:
+    target = target or target_of(torch.cuda.get_device_capability())
     if (launch["split"] != 1 or launch["product"] == "wgmma") and not GPUS[target].clusters:
         pytest.skip(f"{target} has neither clusters nor warp groups")
     source = get_backend("cuda").lower(spec, Schedule("cuda", NO_LAYOUT, launch), target)
     return load_linear(spec, build(source).path, target, rows_of(launch))
 
 
-def check(linear: dict[str, Any], launch: dict[str, Any]) -> None:
-    spec = LinearSpec(linear=LinearFormat(**{"n": 416, "k": 512, **linear}))
-    variant = compiled(spec, Params({**PLAIN, **launch}))
+def check(linear: dict[str, Any], launch: dict[str, Any], target: Target | None = None) -> None:
+    spec = LinearSpec(arch=target or "native", linear=LinearFormat(**{"n": 416, "k": 512, **linear}))
+    variant = compiled(spec, Params({**PLAIN, **launch}), target)
     every = LinearCheck(variant, "cuda", CheckPolicy())
     every.prepare()
     every.run()
@@ -64,6 +64,25 @@ def check(linear: dict[str, Any], launch: dict[str, Any]) -> None:
 @pytest.mark.parametrize("rows", [16, 128])
 def test_every_format_is_right(linear: dict[str, Any], rows: int) -> None:
     check(linear, {"rows": rows, "stages": 2 if rows > 16 else 4, "warps_k": 1 if rows > 16 else 4})
+
+
+@pytest.mark.parametrize("target", ["sm80", "sm89"])
+@pytest.mark.parametrize(
+    ("linear", "launch"),
+    [
+        ({"bits": 4, "bias": True}, {"rows": 8, "warps_k": 4}),
+        (
+            {"bits": 4, "group": 64, "zero": True, "dtype": "bfloat16", "epilogue": "add"},
+            {"rows": 32, "warps_n": 2, "warps_k": 2, "stages": 2},
+        ),
+        ({"bits": 8, "group": "row", "zero": True, "dtype": "bfloat16", "epilogue": "silu_mul"}, {"rows": 16, "warps_k": 4}),
+        ({"bits": 8, "group": 64}, {"rows": 64, "warps_n": 4, "warps_k": 1, "stages": 2}),
+        ({"bits": 4, "group": "row", "epilogue": "silu_mul", "bias": True}, {"rows": 128, "warps_n": 2, "warps_k": 1, "stages": 2}),
+    ],
+    ids=["few rows", "bfloat16 and zeros", "row scales", "many rows", "most rows"],
+)
+def test_older_targets_through_their_ptx(linear: dict[str, Any], launch: dict[str, Any], target: Target) -> None:
+    check(linear, launch, target)
 
 
 @pytest.mark.parametrize("name", LAUNCHES)

@@ -13,6 +13,7 @@ import torch
 pytest.importorskip("transformers")
 
 from kvgen.api import FallbackWarning
+from kvgen.integrations.linears import QuantizedLinear
 from kvgen.integrations.transformers import DecodeLoop, KvgenCache, load_quantized, quantize_weights, quantized_linears, save_quantized
 from tests.support.models import model_of, random_ids
 
@@ -57,6 +58,27 @@ def test_logits_are_those_of_the_weights_that_are_meant(model: Any, tokens: int)
     assert [layer.wide_calls for layer in quantized_linears(model).values()] == wide
     wanted = logits(model, random_ids(1, tokens), rows=0)
     assert (mine - wanted).abs().max() < CLOSE * (wanted.max() - wanted.min())
+
+
+def test_rows_depend_on_no_others_where_that_is_asked_for(model: Any) -> None:
+    """The bits of a row are those of a call with it alone, also beyond the rows of a launch; weights are then written by no kernel."""
+    for layer in list(quantized_linears(model).values())[:4]:
+        alone = QuantizedLinear(layer.spec, layer.packed, layer.bias, wide="invariant")
+        x = torch.randn(300, layer.in_features, device="cuda").half()
+        whole = alone(x)
+        assert all(torch.equal(alone(x[rows]), whole[rows]) for rows in (slice(0, 1), slice(120, 137), slice(299, 300)))
+        assert alone.wide_calls == 0
+
+
+def test_more_rows_than_launches_take(model: Any) -> None:
+    """They multiply by the weight in 16 bits, which a kernel writes."""
+    for layer in quantized_linears(model).values():
+        assert layer.kernel.module.expand is not None
+        x = torch.randn(200, layer.in_features, device="cuda").half()
+        counted = layer.wide_calls
+        wide, parts = layer(x), torch.cat([layer(x[:100]), layer(x[100:])])
+        assert layer.wide_calls == counted + 1
+        assert (wide - parts).abs().max() <= CLOSE * parts.abs().max()
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])

@@ -115,6 +115,8 @@ def test_what_cannot_be_quantized_is_named_before_anything_changes() -> None:
     quantize_weights(model, INT4, wide="refuse")
     with pytest.raises(ValueError, match="129 rows, and its kernel is compiled for 128"):
         logits(model, random_ids(1, 129))
+    with pytest.raises(ValueError, match="a CPU's kernel chooses its instructions by the number of rows"):
+        quantize_weights(small(), INT4, wide="invariant")
     with pytest.raises(TypeError, match="stays float32 on cpu: quantize the model where it runs"):
         model.half()
     with pytest.raises(ValueError, match="no gradient"):

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from kvgen.runtime.linear import LinearVariant
 from kvgen.spec import LinearSpec
 from kvgen.verify import CheckPolicy
-from kvgen.verify.linear import LinearCheck, LinearWorkloadCheck
+from kvgen.verify.linear import Case, LinearCheck, LinearWorkloadCheck
 from tests.mutants.cases import CASES
 from tests.unit.lower_cuda import race_checks
 from tests.unit.lower_cuda.emulate_linear import compiled, emulated
@@ -30,6 +31,22 @@ def test_emulated_kernels(name: str, tmp_path: Path) -> None:
     check = LinearCheck(variant_of(name, tmp_path), "cpu", CheckPolicy(repeats=2))
     check.prepare()
     check.run()
+
+
+@pytest.mark.parametrize("name", ["linear-cluster", "linear-many", "linear-wide"])
+def test_a_row_depends_on_no_other(name: str, tmp_path: Path) -> None:
+    """Its bits are the same however many others there are, and at every place among them."""
+    variant = variant_of(name, tmp_path)
+    case = Case(variant, "cpu", variant.rows)
+    residual = case.residual
+
+    def rows(chosen: torch.Tensor) -> torch.Tensor:
+        return variant(case.x[chosen], case.packed, case.bias, None if residual is None else residual[chosen])
+
+    everything = torch.arange(variant.rows)
+    whole = rows(everything)
+    for chosen in (everything[:1], everything[3:12], everything.flip(0)):
+        assert torch.equal(rows(chosen), whole[chosen])
 
 
 @pytest.mark.skipif(race_checks.unsupported() is not None, reason=str(race_checks.unsupported()))
