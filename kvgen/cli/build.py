@@ -15,7 +15,7 @@ from kvgen.cli.output import Ticker, microseconds, print_json, print_launches, p
 
 if TYPE_CHECKING:
     from kvgen.tune.budget import Progress
-    from kvgen.tune.compile_only import CompileReport
+    from kvgen.tune.compile_only import CompileOutcome
     from kvgen.tune.tuner import TuningResult
 
 DEFAULT_SECONDS = 600.0
@@ -69,10 +69,10 @@ def build(
     for spec in chosen:
         if compile_only:
             with Ticker(quiet=as_json) as ticker:
-                report = compile_space(spec, backends=backends, workers=jobs, limit=limit, progress=shown(spec.name, ticker))
-            results.append(report.to_json())
+                outcomes = compile_space(spec, backends=backends, workers=jobs, limit=limit, progress=shown(spec.name, ticker))
+            results.append({"spec": spec.name, "target": resolve(spec.arch), "outcomes": [one.to_json() for one in outcomes]})
             if not as_json:
-                show_compiled(report)
+                show_compiled(spec.name, outcomes)
             continue
         with Ticker(quiet=as_json) as ticker:
             result = tune(
@@ -108,14 +108,11 @@ def show(result: TuningResult) -> None:
     typer.echo(f"registered {entry.key} in {result.path}")
 
 
-def show_compiled(report: CompileReport) -> None:
+def show_compiled(name: str, outcomes: list[CompileOutcome]) -> None:
     """Print what every schedule takes."""
-    rows = [(p.kind, str(p.schedule), str(p.registers), str(p.spill_bytes), str(p.shared_bytes)) for p in report.outcomes]
-    title = f"{report.spec.name}: {len(report.outcomes)} schedules for {report.target}, {report.seconds:.0f} s"
+    rows = [(p.kind, str(p.schedule), str(p.registers), str(p.spill_bytes), str(p.shared_bytes)) for p in outcomes]
     columns = ["outcome", "schedule", "registers", "spills B", "static smem B"]
-    print_table(title, columns, rows, right=columns[2:])
-    state = "tuned" if report.entry.timings else "untuned"
-    typer.echo(f"registered {report.entry.key} ({report.entry.backend}, {state}) in {report.path}")
+    print_table(f"{name}: {len(outcomes)} schedules", columns, rows, right=columns[2:])
 
 
 def shown(title: str, ticker: Ticker) -> Callable[[Progress], None]:

@@ -15,7 +15,7 @@ from kvgen.errors import HostError, KvgenError, ToolchainMissing, UnsupportedErr
 from kvgen.lower import backend as backends
 from kvgen.lower.backend import Backend, Source
 from kvgen.lower.linear import rows_of
-from kvgen.lower.schedule import Schedule, layout_id
+from kvgen.lower.schedule import layout_id
 from kvgen.registry.entry import Entry, Launch, call_of, here
 from kvgen.registry.store import Found, Store
 from kvgen.registry.store import stores as all_stores
@@ -47,11 +47,10 @@ class Selection(NamedTuple):
 
 
 class _Candidate(NamedTuple):
-    """A whole entry of the spec's format and target. Their order is that of the rank: what was tuned first, of that what was tuned on this
-    device, then the nearest workloads, then the first store, then what was tuned for the fewest workloads beside the requested ones.
+    """A whole entry of the spec's format and target. Their order is that of the rank: what was tuned on this device first, then the nearest
+    workloads, then the first store, then what was tuned for the fewest workloads beside the requested ones.
     """
 
-    untuned: bool
     other_device: bool
     distance: float
     place: int
@@ -61,7 +60,7 @@ class _Candidate(NamedTuple):
 
     @property
     def rank(self) -> tuple[bool | float, ...]:
-        return self[:5]
+        return self[:4]
 
 
 def select(
@@ -98,7 +97,7 @@ def select(
                 continue
             further = len({work.key for work, _ in entry.tuned} - {work.key for work in wanted})
             other = entry.device.get("name") != device.get("name")
-            candidates.append(_Candidate(not entry.timings, other, _coverage(entry, wanted), place, further, one, entry))
+            candidates.append(_Candidate(other, _coverage(entry, wanted), place, further, one, entry))
     chosen: _Candidate | None = None
     for candidate in sorted(candidates, key=lambda candidate: candidate.rank):
         where = f"{candidate.found.label} ({', '.join(work.key for work, _ in candidate.entry.tuned)})"
@@ -194,9 +193,8 @@ def _cautions(entry: Entry, device: Mapping[str, Any]) -> list[str]:
     """Facts of the device that differ from those the entry was made with."""
     labels = {"name": "on {then}, and this is {now}", "driver": "with driver {then}, and this is {now}"}
     labels["threads"] = "with {then} threads, and there are {now}"
-    differing = [] if entry.timings else ["it was compiled and never tuned: its schedules are the back end's defaults"]
-    if entry.outdated:
-        differing.append("kvgen's sources have changed since: its schedules are rendered anew, its times are of the past")
+    changed = "kvgen's sources have changed since: its schedules are rendered anew, its times are of the past"
+    differing = [changed] if entry.outdated else []
     for name, text in labels.items():
         then, now = entry.device.get(name), device.get(name)
         if then and now and then != now:
@@ -205,8 +203,6 @@ def _cautions(entry: Entry, device: Mapping[str, Any]) -> list[str]:
 
 
 def _behind(candidate: _Candidate, chosen: _Candidate) -> str:
-    if candidate.untuned and not chosen.untuned:
-        return "never tuned"
     if candidate.other_device and not chosen.other_device:
         return f"{candidate.entry.made} on {candidate.entry.device.get('name')}"
     if candidate.distance > chosen.distance:
@@ -229,19 +225,17 @@ def serving_entry(spec: AnySpec, target: Target, selection: Selection) -> tuple[
     backend, reasons = backends.first_for(spec, target)
     if backend is None:
         raise UnsupportedError(f"no kernel for {spec.name} on {target}", "; ".join((*reasons, *selection.why)), is_backend=False)
-    code = {schedule: (backend.lower(spec, schedule, target), None) for schedule in backend.defaults(spec, target)}
     caution = f"nothing is tuned for this format on {target}; using {backend.name}'s default schedules"
-    return untuned_entry(spec, target, backend, code, device={}), selection._replace(cautions=(caution, *selection.cautions))
+    return default_entry(spec, target, backend), selection._replace(cautions=(caution, *selection.cautions))
 
 
-def untuned_entry(
-    spec: AnySpec, target: Target, backend: Backend, code: Mapping[Schedule, tuple[Source, Artifact | None]], **facts: Any
-) -> Entry:
-    """An entry of a back end's defaults, of which `code` has the sources; `facts` are those of `Entry.of`."""
+def default_entry(spec: AnySpec, target: Target, backend: Backend) -> Entry:
+    """The entry of a back end's default schedules."""
+    sources = {schedule: backend.lower(spec, schedule, target) for schedule in backend.defaults(spec, target)}
     chosen = [(work, backend.default(spec, target, work)) for work in spec.workloads]
-    further = [schedule for schedule in code if schedule not in dict(chosen).values()]
-    launches = [(work, schedule, *code[schedule]) for work, schedule in chosen]
-    return Entry.of(spec, target, launches, [(spec.workloads[0], schedule, *code[schedule]) for schedule in further], **facts)
+    further = [schedule for schedule in sources if schedule not in dict(chosen).values()]
+    launches = [(work, schedule, sources[schedule], None) for work, schedule in chosen]
+    return Entry.of(spec, target, launches, [(spec.workloads[0], one, sources[one], None) for one in further], device={})
 
 
 @dataclass(frozen=True)

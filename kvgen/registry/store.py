@@ -126,11 +126,6 @@ class Store:
                     path.unlink(missing_ok=True)
         return place
 
-    def remove(self, found: Found) -> None:
-        """Remove an entry. Raises HostError if that fails."""
-        with self._locked():
-            found.path.unlink(missing_ok=True)
-
     def require_writable(self) -> None:
         """Raise HostError if the store cannot be written."""
         with self._locked(), tempfile.NamedTemporaryFile(prefix=STAGING, dir=self.root) as file:

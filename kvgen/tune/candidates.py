@@ -58,7 +58,7 @@ def contenders(
     raise UnsupportedError(" or ".join(one.backend for one in refusals), "; ".join(f"{one.backend}: {one.reason}" for one in refusals))
 
 
-def require_toolchain(sources: Sources, found: Sequence[Contender], cache: ArtifactCache, *, compile_only: bool) -> None:
+def require_toolchain(sources: Sources, found: Sequence[Contender], cache: ArtifactCache) -> None:
     """Raise ToolchainMissing if this machine cannot compile or cannot measure. Without a compiler, modules in the cache are
     sufficient.
     """
@@ -67,11 +67,11 @@ def require_toolchain(sources: Sources, found: Sequence[Contender], cache: Artif
     target = sources.target
     try:
         for source in (sources.of(c.defaults[0]) for c in found):
-            if compile_only or cache.named(source.id, compilers.machine(source.target)) is None:
+            if cache.named(source.id, compilers.machine(source.target)) is None:
                 compilers.compiler_for(source.language)
     except ToolchainMissing as error:
-        raise ToolchainMissing(f"cannot {'compile' if compile_only else 'build'} for {target} here: {error}") from error
-    if not compile_only and (reason := cannot_run_here(target)) is not None:
+        raise ToolchainMissing(f"cannot build for {target} here: {error}") from error
+    if (reason := cannot_run_here(target)) is not None:
         why = "so nothing can be measured (--compile-only compiles here, to be tuned on another machine)"
         raise ToolchainMissing(f"cannot build for {target} here: {reason}, {why}")
 

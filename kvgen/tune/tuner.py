@@ -115,7 +115,7 @@ def tune(
     store.require_writable()
     cache.require_writable()
     sources = Sources(spec, target, {c.backend.name: c.backend for c in found})
-    require_toolchain(sources, found, cache, compile_only=False)
+    require_toolchain(sources, found, cache)
     began = datetime.now(timezone.utc).isoformat(timespec="microseconds")
     build = _Build(sources, found, Clock(budget or Budget()), cache, store, progress or (lambda _: None), seed, fresh)
     with _locked(cache, build) as waited:
@@ -392,10 +392,7 @@ class _Build:
         return right
 
     def _register(self, entry: Entry, queue: CompileQueue) -> tuple[Entry, Path]:
-        """Put the entry into the store, also in the place of an untuned one for the same workloads that was made where no such device is.
-
-        Raises KvgenError where it names a module that this build has not verified.
-        """
+        """Put the entry into the store. Raises KvgenError where it names a module that this build has not verified."""
         passed = {module for module, _ in self.runner.passed}
         launches = [(schedule, queue.artifact(schedule)) for schedule in map(entry.schedule, entry.launches)]
         if unverified := [schedule for schedule, artifact in launches if artifact.sha256 not in passed]:
@@ -403,10 +400,6 @@ class _Build:
         path = self.store.put(entry)
         for schedule, artifact in launches:  # so that the first fetch does not verify them again
             self.cache.mark_verified(artifact, Job(self.spec, schedule, self.target, artifact.path).use)
-        nowhere = entry_key(self.spec, self.target, {"name": ""}, self.spec.workloads)
-        for one in self.store.find(self.spec):
-            if one.entry is not None and one.entry.key == nowhere and not one.entry.timings:
-                self.store.remove(one)
         return entry, path
 
     def tell(self, phase: Phase, note: str) -> None:

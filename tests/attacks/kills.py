@@ -1,6 +1,6 @@
 """`python -m tests.attacks.kills --count 1000`: commands killed at random moments; what they leave must be whole.
 
-Killed, with SIGKILL, is a process that runs `kvgen build`, `build --compile-only` or `check` through the command line's
+Killed, with SIGKILL, is a process that runs `kvgen build` or `check` through the command line's
 own `main`. It is forked from a parent that has imported kvgen, so that a kill costs no start of Python. Compilers, loading of
 modules, studies, registries and caches are the real ones. What is made up is the back end (sources of one line, which
 compile in a fraction of a second) and the measurements.
@@ -82,7 +82,6 @@ class Place:
         spec = str(self.spec)
         return {
             "build": ["build", spec, "--trials", "3", "--json"],
-            "compile": ["build", spec, "--compile-only", "--limit", "3", "--json"],
             "check": ["check", str(self.store.root), "--accept", "--json"],
         }
 
@@ -102,7 +101,7 @@ class Place:
     def left(self, name: str) -> list[str]:
         """What a command that ran to its end should have swept."""
         found: list[Path] = []
-        if name in ("build", "compile"):
+        if name == "build":
             found += self.store.root.glob(".staging-*")
         return [str(path) for path in found]
 

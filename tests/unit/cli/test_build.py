@@ -51,15 +51,14 @@ def test_options_without_effect_are_refused(kvgen: Any, words: tuple[object, ...
 
 def test_places_that_cannot_be_written_are_named_before_anything_is_measured(kvgen: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "file").touch()
-    for variable in ("KVGEN_REGISTRY_DIR", "KVGEN_CACHE_DIR"):
+    for variable, *words in (("REGISTRY",), ("CACHE",), ("CACHE", "--compile-only")):
         with monkeypatch.context() as patch:
-            patch.setenv(variable, str(tmp_path / "file" / "x"))
-            for words in (("build", "tiny.yaml"), ("build", "tiny.yaml", "--compile-only")):
-                answer = kvgen(*words)
-                assert answer.code == 3
-                assert f"{tmp_path}/file/x" in answer.err
-                assert answer.err.rstrip().endswith("Not a directory")
-                assert "measur" not in answer.err
+            patch.setenv(f"KVGEN_{variable}_DIR", str(tmp_path / "file" / "x"))
+            answer = kvgen("build", "tiny.yaml", *words)
+            assert answer.code == 3
+            assert f"{tmp_path}/file/x" in answer.err
+            assert answer.err.rstrip().endswith("Not a directory")
+            assert "measur" not in answer.err
 
 
 def test_progress_has_a_clock_that_runs(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from kvgen.lower.backend import get_backend
 from kvgen.lower.linear import MOST_DEFAULTS, NO_LAYOUT, rows_of, shared_bytes
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.registry.entry import Entry
-from kvgen.registry.select import by_rows, select, serving, untuned_entry
+from kvgen.registry.select import by_rows, default_entry, select, serving
 from kvgen.registry.store import Store
 from kvgen.spec import LinearFormat, LinearShape, LinearSpec
 
@@ -77,8 +77,7 @@ def test_defaults_cover_every_workload(target: Any, shape: tuple[int, int, str])
 
 
 def entry_of(spec: LinearSpec) -> Entry:
-    cpu = get_backend("cpu")
-    return untuned_entry(spec, "cpu", cpu, {one: (cpu.lower(spec, one, "cpu"), None) for one in cpu.defaults(spec, "cpu")}, device={})
+    return default_entry(spec, "cpu", get_backend("cpu"))
 
 
 def test_a_call_takes_the_launch_of_its_rows_or_the_next_more() -> None:

@@ -96,20 +96,6 @@ def test_this_device_outranks_a_better_match_from_another(store, make_entry, spe
     assert any("not needed: tuned on Other CPU" in line for line in selection.why)
 
 
-def test_what_was_never_tuned_hides_nothing_that_was(store, make_entry, spec, tmp_path):
-    untuned, tuned = replace(make_entry(), timings=()), make_entry()
-    site = Store(tmp_path / "site", "site")
-    store.put(untuned)
-    never = "it was compiled and never tuned: its schedules are the back end's defaults"
-    assert _select(spec, store).cautions == (never,)
-    assert _select(spec, store, device={"name": "Other CPU"}).cautions == (never, "compiled on Test CPU, and this is Other CPU")
-    site.put(tuned)
-    selection = _select(spec, store, site)
-    assert selection.entry is not None
-    assert selection.entry.timings
-    assert any(line.endswith("not needed: never tuned") for line in selection.why)
-
-
 def test_a_store_that_cannot_be_read_is_passed_over_with_a_caution(tmp_path, store, make_entry, spec):
     (tmp_path / "file").touch()
     store.put(make_entry())

@@ -22,7 +22,6 @@ from kvgen.toolchain import Artifact, ArtifactCache
 from kvgen.toolchain import compile as compiling
 from kvgen.tune import candidates as tune_candidates
 from kvgen.tune.budget import Budget, Progress
-from kvgen.tune.compile_only import compile_space
 from kvgen.tune.measuring import CompileQueue
 from kvgen.tune.tuner import TuningResult, tune
 from tests.support.tuning import FakeBackend, FakeRunner, SeveralDefaults, compile_nothing, fake_cost, tiny_spec
@@ -274,9 +273,8 @@ def test_what_cannot_be_written_is_said_before_anything_is_compiled(tmp_path: Pa
     (tmp_path / "file").touch()
     good, bad = Place(tmp_path), Place(tmp_path / "file")
     for store, cache in ((bad.store, good.cache), (good.store, bad.cache)):
-        for build in (tune, compile_space):
-            with pytest.raises(HostError, match=r"^cannot write .*: Not a directory$"):
-                build(tiny_spec(), "cpu", backends=[FakeBackend()], store=store, cache=cache)
+        with pytest.raises(HostError, match=r"^cannot write .*: Not a directory$"):
+            tune(tiny_spec(), "cpu", backends=[FakeBackend()], store=store, cache=cache)
     assert compiled == []
 
 
