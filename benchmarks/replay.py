@@ -108,13 +108,12 @@ def by_study(table: Table, seed: int, ahead: int, sampler: BaseSampler | None = 
     study.claim(table.default)
     pending = [table.default]
     while pending:
-        while study.left and len(pending) < ahead:
-            pending.append(study.propose())
         schedule = pending.pop(0)
         study.finish(Candidate(schedule, WORK).measured("ok", samples=(table.costs[schedule],)))
         yield schedule
-        if study.left and not pending:
+        while study.left and len(pending) < ahead:
             pending.append(study.propose())
+            study.claim(pending[-1])
 
 
 def by_gp(table: Table, seed: int, ahead: int) -> Order:

@@ -82,19 +82,14 @@ class Search:
     def _pick(self) -> Candidate | None:
         if self.first:
             candidate = self.first.pop(0)
-            self._study(candidate).claim(candidate.schedule)
+            self._study(candidate).claim(candidate.schedule, anyway=True)
             return candidate
-        open_now = {key: study for key, study in self._studies.items() if study.left}
         for work in sorted(self._works, key=lambda work: sum(self._given[key] for key in self._studies if key[1] == work)):
-            here = {key: study for key, study in open_now.items() if key[1] == work}
-            if here:
+            while here := {key: study for key, study in self._studies.items() if key[1] == work and study.left}:
                 key = min(here, key=lambda key: (self._behind(*key), self._given[key]))
-                schedule = self._transfer(*key) if self._given[key] % 2 else None
-                if schedule is None:
-                    schedule = here[key].propose()
-                else:
-                    here[key].claim(schedule)
-                return Candidate(schedule, work)
+                schedule = (self._transfer(*key) if self._given[key] % 2 else None) or here[key].propose()
+                if here[key].claim(schedule):
+                    return Candidate(schedule, work)
         return None
 
     def _behind(self, backend: str, work: AnyWorkload) -> bool:

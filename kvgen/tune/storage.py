@@ -47,7 +47,7 @@ warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning
 class Study:
     """The schedules of one back end at one workload: what was measured, and what is still open.
 
-    `propose` draws from an Optuna sampler and claims the nearest schedule that is open, so that every trial is of one that can be built and
+    `propose` draws from an Optuna sampler and gives the nearest schedule that is open, so that every trial is of one that can be built and
     that nobody has tried. Numbers differ by their steps in the order of the space, as a share of all its steps; other values are equal or
     differ by 1.
     """
@@ -126,7 +126,7 @@ class Study:
         return news
 
     def propose(self) -> Schedule:
-        """Claim the open schedule that is nearest to what the sampler draws. One must be open."""
+        """The open schedule that is nearest to what the sampler draws. One must be open."""
         study = optuna.Study(self._name, self._storage, self._sampler)  # a study remembers the trials that a sampler has seen
         drawn = self._sampler.sample_relative(study, create_trial(state=TrialState.RUNNING), self._space)
         rows = np.flatnonzero(self._open)
@@ -135,18 +135,27 @@ class Study:
             far = sum(axis.far(self._places[rows, n] - there[n]) for n, axis in enumerate(self._axes.values()))
             rows = rows[far <= np.min(far) + 1e-9]
         schedule: Schedule = self._schedules[self._random.choice(rows)]
-        self.claim(schedule)
         return schedule
 
-    def claim(self, schedule: Schedule) -> None:
-        """Claim a schedule: any one that can be built."""
+    def claim(self, schedule: Schedule, *, anyway: bool = False) -> bool:
+        """Claim a schedule: any one that can be built. False where another process was first; `anyway`: both measure it."""
         trial, claim = self._waiting.pop(schedule.id, None), (schedule.id, time.time())
-        if trial is not None and self._storage.set_trial_state_values(trial, TrialState.RUNNING):
+        self._set_open(schedule.id, False)
+        if trial is not None:
+            try:
+                taken = self._storage.set_trial_state_values(trial, TrialState.RUNNING)
+            except optuna.exceptions.UpdateFinishedTrialError:  # another process has taken and measured it
+                taken = False
+            trial = trial if taken else None
+        if trial is not None:
             self._storage.set_trial_user_attr(trial, CLAIM, claim)
         elif self._shared:
             trial = self._create(schedule, TrialState.RUNNING, {CLAIM: claim})
+        if trial is not None and not anyway and self._is_claimed_before(trial, schedule):
+            self._storage.set_trial_state_values(trial, TrialState.FAIL)
+            return False
         self._claims[schedule.id] = trial
-        self._set_open(schedule.id, False)
+        return True
 
     def release(self, schedule: Schedule) -> None:
         """Give a claim back: the schedule is not measured now."""
@@ -169,6 +178,15 @@ class Study:
         self._seen.add(self._storage.get_trial_number_from_id(trial))
         self.records[schedule.id] = record
         self._set_open(schedule.id, False)
+
+    def _is_claimed_before(self, trial: int, schedule: Schedule) -> bool:
+        """Whether a trial of less number, which was stored before this one, has the schedule: of two claims the first counts."""
+        states = (TrialState.RUNNING, TrialState.COMPLETE, TrialState.PRUNED)
+        number, others = (
+            self._storage.get_trial_number_from_id(trial),
+            self._storage.get_all_trials(self._id, deepcopy=False, states=states),
+        )
+        return any(one.number < number and one.user_attrs.get(CLAIM, ("",))[0] == schedule.id for one in others)
 
     def _create(self, schedule: Schedule, state: TrialState, attributes: dict[str, Any], cost: float | None = None) -> int:
         params = {name: self._axes[name].drawn(value) for name, value in flatten(schedule).items()}

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Iterator
+from glob import glob
 from pathlib import Path
 
 import optuna
 import pytest
 from optuna.trial import TrialState
 
-from kvgen.tune.storage import RECORD, open_database
+from kvgen.tune.storage import CLAIM, RECORD, open_database
+from tests.support.tuning import FakeBackend, tiny_spec
 
 EVERY = 17
 """Candidates of the tests' back end."""
 SECRET = "p@ss/word"
+PATHS = os.pathsep.join([os.environ["PATH"], *glob("/usr/lib/postgresql/*/bin")])
 pytestmark = [
-    pytest.mark.skipif(shutil.which("initdb") is None, reason="PostgreSQL is not installed"),
+    pytest.mark.skipif(shutil.which("pg_ctl", path=PATHS) is None, reason="PostgreSQL is not installed"),
     pytest.mark.slow,
     pytest.mark.timeout(900),
 ]
@@ -37,54 +38,58 @@ def url() -> Iterator[str]:
     (folder / "password").write_text(SECRET)
     for path in (folder, folder / "password") if as_user else ():
         os.chown(path, 65534, 65534)
-    data = folder / "data"
-    made = ["initdb", "-D", str(data), "-U", "kvgen", "-A", "scram-sha-256", "--pwfile", str(folder / "password"), "--no-sync"]
-    subprocess.run([*as_user, *made], check=True, capture_output=True, cwd=folder)
-    options = ["-F", "-c", "listen_addresses=", "-k", str(folder)]
-    server = subprocess.Popen([*as_user, "postgres", "-D", str(data), *options], cwd=folder, stderr=subprocess.DEVNULL)
+
+    def pg_ctl(command: str, *options: str) -> None:
+        words = ["pg_ctl", command, "-w", "-D", str(folder / "data"), *options]
+        subprocess.run([*as_user, *words], check=True, cwd=folder, env={**os.environ, "PATH": PATHS}, stdout=subprocess.DEVNULL)
+
+    pg_ctl("initdb", "-o", f"-U kvgen -A scram-sha-256 --pwfile={folder / 'password'} --no-sync")
+    pg_ctl("start", "-t", "120", "-l", str(folder / "log"), "-o", f"-F -c listen_addresses= -k {folder}")
     try:
-        for _ in range(300):
-            if (folder / ".s.PGSQL.5432").exists():
-                break
-            time.sleep(0.1)
         yield f"postgresql://kvgen:{SECRET.replace('@', '%40').replace('/', '%2F')}@/postgres?host={folder}"
     finally:
-        server.send_signal(signal.SIGINT)
-        server.wait(30)
+        pg_ctl("stop", "-m", "immediate")
         shutil.rmtree(folder)
 
 
 def host(url: str, folder: Path, stale: float = 900.0) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "tests.support.sharing", url, str(folder), str(stale)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-def trials(url: str) -> list[optuna.trial.FrozenTrial]:
-    opened = open_database(url)
-    return [trial for name in optuna.get_all_study_names(opened) for trial in optuna.load_study(study_name=name, storage=opened).trials]
+def result(one: subprocess.Popen[str]) -> tuple[int, str]:
+    """How many candidates a host measured that has begun or can begin, and the winner's block."""
+    told, _ = one.communicate("\n", timeout=300)
+    assert one.returncode == 0, told
+    count, block = told.splitlines()[-1].split()
+    return int(count), block
 
 
 def test_hosts_divide_a_study_and_survive_one_that_is_killed(url: str, tmp_path: Path):
     one, other = (host(url, tmp_path / name) for name in ("one", "other"))
-    until = time.monotonic() + 300
-    while time.monotonic() < until and sum(RECORD in trial.user_attrs for trial in trials(url)) < 4:
-        time.sleep(0.02)
+    assert [each.stdout.readline() for each in (one, other) if each.stdout] == ["ready\n"] * 2
+    for each in (one.stdin, other.stdin):
+        assert each
+        print(file=each, flush=True)
+    for _ in range(4):  # while it measures more
+        assert one.stdout
+        one.stdout.readline()
     one.kill()
     one.communicate()
-    told, _ = other.communicate(timeout=300)
-    assert other.returncode == 0, told
-    rest, _ = host(url, tmp_path / "rest", stale=-1.0).communicate(timeout=300)
-    assert int(told.split()[0]) + int(rest.split()[0]) <= EVERY
-    assert (told.split()[1], rest.split()[1]) == ("32", "32")
-    found = trials(url)
-    assert {trial.state for trial in found} <= {TrialState.COMPLETE, TrialState.FAIL}
-    found = [trial for trial in found if trial.state == TrialState.COMPLETE]  # both hosts claim the defaults, and one of them died
-    measured = Counter(tuple(trial.user_attrs[RECORD][name] for name in ("schedule", "workload")).__repr__() for trial in found)
+    survivor, rest = result(other), result(host(url, tmp_path / "rest", stale=-1.0))
+    assert survivor[0] + rest[0] <= EVERY
+    assert (survivor[1], rest[1]) == ("32", "32")
+
+    opened = open_database(url)
+    trials = [trial for name in optuna.get_all_study_names(opened) for trial in optuna.load_study(study_name=name, storage=opened).trials]
+    assert {trial.state for trial in trials} <= {TrialState.COMPLETE, TrialState.FAIL}
+    measured = Counter((trial.user_attrs[CLAIM][0], str(trial.user_attrs[RECORD]["workload"])) for trial in trials if trial.values)
     assert len(measured) == EVERY
-    assert len(found) <= EVERY + 2, "hosts that ask at the same moment may take the same"
+    default = FakeBackend().default(tiny_spec(), "cpu").id  # which every host measures itself
+    assert {schedule for (schedule, _), times in measured.items() if times > 1} <= {default}
 
 
 def test_a_wrong_password_is_refused_and_not_printed(url: str, tmp_path: Path):
-    told, _ = host(url.replace("p%40ss", "pa%40ss"), tmp_path).communicate(timeout=300)
+    told, _ = host(url.replace("p%40ss", "pa%40ss"), tmp_path).communicate("\n", timeout=300)
     assert "cannot open the storage postgresql://…: " in told
     assert "word" not in told.replace("password", "")

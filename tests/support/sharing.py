@@ -1,5 +1,5 @@
-"""A build of one host over a shared storage: `python -m tests.support.sharing URL FOLDER STALE_SECONDS`. Measurements are made up, and
-take 50 ms; the program prints how many it made.
+"""A build of one host over a shared storage: `python -m tests.support.sharing URL FOLDER STALE_SECONDS`. It says `ready` and waits for a
+line, so that several begin together. Measurements are made up and take 0.2 s; it prints a line for each, and last how many it made.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from tests.support.tuning import FakeBackend, FakeRunner, compile_nothing, tiny_
 
 class Slow(FakeRunner):
     def measure(self, candidate: Candidate, artifact: Artifact, device: int) -> Measurement:
-        sleep(0.05)
+        sleep(0.2)
+        print("measured", flush=True)
         return super().measure(candidate, artifact, device)
 
 
@@ -29,6 +30,8 @@ def main(url: str, folder: Path, stale: float) -> None:
     compile_nothing(pytest.MonkeyPatch())
     storage.STALE_S = stale
     cache, store = ArtifactCache(folder / "cache"), Store(folder / "registry")
+    print("ready", flush=True)
+    sys.stdin.readline()
     result = tune(tiny_spec(), "cpu", backends=[FakeBackend()], runner=Slow(), storage=url, cache=cache, store=store)
     print(result.measured, result.entry.layout["block"])
 

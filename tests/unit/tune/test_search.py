@@ -80,10 +80,14 @@ def test_the_sampler_comes_near_the_best_in_half_of_the_trials_of_a_random_order
 
     def trials(seed: int) -> tuple[int, int]:
         study = Study(InMemoryStorage(), "study", every, PARAMETERS, seed)
-        pending, number = [study.propose() for _ in range(ahead)], 1
-        while cost(candidate := Candidate(pending.pop(0), WORKLOADS[0])) > 10.0:
+        pending, number = list[Schedule](), 1
+        while True:
+            while len(pending) < ahead:
+                pending.append(study.propose())
+                study.claim(pending[-1])
+            if cost(candidate := Candidate(pending.pop(0), WORKLOADS[0])) <= 10.0:
+                break
             study.finish(candidate.measured("ok", samples=(cost(candidate),)))
-            pending.append(study.propose())
             number += 1
         order = random.Random(seed).sample(every, EVERY)
         return number, next(n for n, one in enumerate(order, 1) if cost(Candidate(one, WORKLOADS[0])) <= 10.0)
@@ -154,6 +158,20 @@ def test_processes_that_share_a_storage_divide_it_and_take_over_from_one_that_di
             monkeypatch.setattr("kvgen.tune.storage.STALE_S", -1.0)
             last = True
     assert len(given) == len({candidate.key for candidate in given}) == 2 * EVERY
+
+
+def test_of_two_processes_that_claim_at_once_the_first_has_it():
+    storage = InMemoryStorage()
+    one, other = (search(storage, seed, shared=True) for seed in (0, 1))
+    mine = one.next(EVERY)
+    assert mine
+    found = other.next(3 * EVERY)  # without a look at what the first has claimed
+    assert not {candidate.key for candidate in mine} & {candidate.key for candidate in found}
+    assert len(mine) + len(found) == 2 * EVERY
+    for candidate in (*mine, *found):
+        (one if candidate in mine else other).finish(candidate.measured("ok", samples=(1.0,)))
+    states = [trial.state for study in storage.get_all_studies() for trial in storage.get_all_trials(study._study_id)]
+    assert (states.count(TrialState.COMPLETE), set(states)) == (2 * EVERY, {TrialState.COMPLETE, TrialState.FAIL})
 
 
 def test_what_is_given_back_waits_for_the_next_build():
