@@ -35,10 +35,6 @@ ENGINES = {
     "int4": "`turbomind-int4`", "int2": "`bitdecoding-int2`",
 }  # fmt: skip
 """Caches inside vLLM (vllm_steps.py), as a table names and orders them."""
-PAPER_SPEEDUP, PAPER_SINGLE_S = 1694.0, 79.0
-"""The INT8 paper's: its vectorized kernel over a thread of plain C, at the largest shape, and that thread's time (section 7.1)."""
-PAPER_REALISTIC_MS = (6.0, 58.0)
-"""All kernels, over the four realistic shapes (section 7.1)."""
 VARIANTS = ("naive", "tiled", "coarsened", "vectorized", "kvgen")
 """Kernels of operations on a matrix: the INT8 paper's, and ours."""
 SHAPES = {
@@ -477,59 +473,15 @@ def linear_speed() -> str:
     return table(["n × k", "rows", "kvgen, µs", "of the read", "default", "Humming", "cuBLAS, 16 bits", "torch int4"], body)
 
 
-def matrix_speed(call: str) -> str:
-    """A call of the operations on a matrix: the paper's kernels and kvgen's as fractions of a copy's speed."""
+def matrix_speed(operation: str) -> str:
+    """An operation on a matrix: the paper's kernels and kvgen's as fractions of a copy's speed."""
     found = frame("h200_int8.csv")
-    found = found[(found.call == call) & found.variant.isin(VARIANTS)]
     body = []
-    for (tokens, channels), here in found.groupby(["tokens", "channels"], sort=False):
-        rows = here.set_index("variant").loc[list(VARIANTS)]
-        times = [figure(rows.loc["kvgen", column]) for column in ("us", "roofline_us")]
-        body.append([size(tokens, channels), *map(fraction, rows.fraction), *times])
-    return table([f"{call}, tokens × channels", *VARIANTS, "kvgen, µs", "copy, µs"], body)
-
-
-def matrix_bandwidth() -> str:
-    """Bandwidths at the largest shape, by what is read and written."""
-    found = frame("h200_int8.csv")
-    found = found[(found["shape"] == "realistic very large") & (found.variant == "kvgen")].set_index("call")
-    read, codes, back = (found.loc[call] for call in ("scales", "quantize", "dequantize"))
-    kinds = [
-        ("pure read (the roofline of `scales`)", "nothing is written", read, "roofline_us"),
-        ("`quantize`", "4", codes, "us"),
-        ("`dequantize`", "1/4", back, "us"),
-        ("copy", "1", codes, "roofline_us"),
-    ]
-    body = [[title, ratio, f"{row['nbytes'] / row[column] / 1e6:.2f}"] for title, ratio, row, column in kinds]
-    return table(["131072 × 8192", "bytes read for each byte written", "TB/s"], body)
-
-
-def matrix_paper() -> str:
-    """What the text of the INT8 paper gives, beside the same on an H200."""
-    from kvgen.bench import int8_kernels as paper
-
-    found = frame("h200_int8.csv").set_index(["shape", "call", "variant"]).us / 1e3
-    at = {name: size(*shape) for name, shape in paper.SHAPES.items()}
-    realistic = [name for name in at if name.startswith("realistic")]
-    largest = realistic[-1]
-    single = next(name for name in reversed(realistic) if (name, "quantize", "kvgen, 1 thread") in found.index)
-    ours, spans, factors = [], [], []
-    for call in ("quantize", "dequantize"):
-        times = [found[name, call, variant] for name in realistic for variant in VARIANTS[:4]]
-        ours.append(f"{call} {found[largest, call, 'vectorized']:.2f} ms")
-        spans.append(f"{call} {min(times):.2f} to {max(times):.2f} ms")
-        factors.append(f"{call} {found[single, call, 'kvgen, 1 thread'] / found[single, call, 'vectorized']:.0f}")
-    low, high = PAPER_REALISTIC_MS
-    body = [
-        [f"the vectorized kernel at {at[largest]}", f"{1e3 * PAPER_SINGLE_S / PAPER_SPEEDUP:.1f} ms", ", ".join(ours)],
-        ["the paper's four kernels over its realistic shapes (from 131072 × 1024 up)", f"{low:g} to {high:g} ms", ", ".join(spans)],
-        [
-            "time of one CPU thread over that of the vectorized kernel (the larger shape was cut off here)",
-            f"{PAPER_SPEEDUP:.0f} at {at[largest]}",
-            f"at {at[single]}: {', '.join(factors)}",
-        ],
-    ]
-    return table(["", "the paper: Tesla T4, Xeon Gold 6148", "NVIDIA H200, its host's Xeon"], body)
+    for shape, here in found[found.spec == f"int8-{operation}"].groupby("workload", sort=False):
+        rows = here.set_index("provider")
+        parts = [fraction(rows.read_us[name] / rows.us[name]) for name in VARIANTS]
+        body.append([str(shape).replace("x", " × "), *parts, figure(rows.us["kvgen"]), figure(rows.us["copy"])])
+    return table([f"{operation}, tokens × channels", *VARIANTS, "kvgen, µs", "copy, µs"], body)
 
 
 ROUTES = ("passes_us", "dequantized_us")
@@ -542,7 +494,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "accuracy-about": accuracy_about, "accuracy-contexts": accuracy_contexts,
     "accuracy-orders": accuracy_orders, "accuracy-pareto": accuracy_pareto, "rounding": rounding, "linear-speed": linear_speed,
     "matrix-quantize": lambda: matrix_speed("quantize"), "matrix-dequantize": lambda: matrix_speed("dequantize"),
-    "matrix-bandwidth": matrix_bandwidth, "matrix-paper": matrix_paper,
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""`kvgen bench`: compares a spec's kernel with torch and FlashInfer, or the INT8 paper's kernels with kvgen's."""
+"""`kvgen bench`: compares a spec's kernel with others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvgen.cli.app import app
-from kvgen.cli.options import Arch, Json, Workloads, parse_seconds, parse_shape, require_writable, resolve_any_spec
+from kvgen.cli.options import Arch, Json, Workloads, parse_seconds, require_writable, resolve_any_spec
 from kvgen.cli.output import Ticker, microseconds, print_json, print_table
 from kvgen.errors import MeasureError
 
@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from kvgen.arch import Target
     from kvgen.bench.run import Provider
     from kvgen.measure.measurement import TimingPolicy
-    from kvgen.spec import KernelSpec, LinearSpec
+    from kvgen.spec import KernelSpec, LinearSpec, MatrixSpec
 
-SUITE = "int8-kernels"
 OVER = 1.1
 """A run that takes longer than so many times its budget says so."""
 NOTHING = "nothing was measured, for the reasons above"
@@ -28,8 +27,7 @@ NOTHING = "nothing was measured, for the reasons above"
 
 @app.command()
 def bench(
-    spec_name: Annotated[str | None, typer.Argument(metavar="SPEC", help="A spec file, or the name of a preset.")] = None,
-    suite: Annotated[str | None, typer.Option("--suite", metavar="NAME", help=f"{SUITE}: the INT8 paper's kernels.")] = None,
+    spec_name: Annotated[str, typer.Argument(metavar="SPEC", help="A spec file, or the name of a preset.")],
     against: Annotated[list[str] | None, typer.Option("--against", metavar="NAME", help="Only providers that NAME is part of.")] = None,
     alone: Annotated[bool, typer.Option("--alone", help="No other providers: only kvgen and the read roofline.")] = False,
     arch: Arch = None,
@@ -46,38 +44,27 @@ def bench(
     as_json: Json = False,
 ) -> None:
     """Compare a spec's kernel with torch, FlashInfer and the read roofline, A B C A B C … in one run."""
-    for option, given in {"--against": against, "--alone": alone, "--decode": decode, "--budget": budget}.items():
-        if suite is not None and given:
-            raise typer.BadParameter("it goes with a SPEC, not with --suite", param_hint=option)
     if alone and against:
         raise typer.BadParameter("it leaves no other providers, and --against names some", param_hint="--alone")
-    if suite is None and spec_name is None:
-        raise typer.BadParameter(f"name a SPEC, or --suite {SUITE}")
-    if suite is not None and (suite != SUITE or spec_name is not None):
-        raise typer.BadParameter(f"there is one suite, {SUITE}, and it takes no SPEC", param_hint="--suite")
     require_writable(csv)
     pin_threads()
     import torch
 
     from kvgen.measure.measurement import TimingPolicy
-    from kvgen.spec import KernelSpec, LinearSpec, load_as
+    from kvgen.spec import KernelSpec
     from kvgen.spec.target import resolve
 
     call = "decode" if decode else "attend"
     threads = torch.get_num_threads()
     policy = TimingPolicy(call, seconds=0.06, warmup_seconds=0.02, samples=15, sustained_seconds=sustained, threads=threads)  # type: ignore[arg-type]
-    if spec_name is None:
-        _run_suite(resolve(arch or "native"), workload or [], policy, rounds, csv, as_json=as_json)  # type: ignore[arg-type]
-        return
-    whole = resolve_any_spec(spec_name, arch, workload)
-    if isinstance(whole, LinearSpec):
+    spec = resolve_any_spec(spec_name, arch, workload)
+    target = resolve(spec.arch)
+    if not isinstance(spec, KernelSpec):
         for option, given in {"--against": against, "--alone": alone, "--decode": decode, "--budget": budget}.items():
             if given:
-                raise typer.BadParameter("it goes with a spec of attention, not of a linear layer", param_hint=option)
-        _run_linear(whole, resolve(whole.arch), policy, rounds, csv, as_json=as_json)
+                raise typer.BadParameter("it goes with a spec of attention", param_hint=option)
+        _run_operation(spec, target, policy, rounds, csv, as_json=as_json)
         return
-    spec = load_as(KernelSpec, whole)
-    target = resolve(spec.arch)
     rows = run(spec, target, [] if alone else _chosen(spec, target, against), policy, rounds, csv, budget, quiet=as_json)
     if not rows:
         raise MeasureError(NOTHING)
@@ -169,11 +156,13 @@ def show(rows: list[dict[str, Any]]) -> None:
         typer.echo("")
 
 
-def _run_linear(spec: LinearSpec, target: Target, policy: TimingPolicy, rounds: int, csv: Path | None, *, as_json: bool) -> None:
-    """A linear layer beside torch.matmul and a pure read, printed."""
+def _run_operation(
+    spec: LinearSpec | MatrixSpec, target: Target, policy: TimingPolicy, rounds: int, csv: Path | None, *, as_json: bool
+) -> None:
+    """A linear layer, or an operation on a matrix, beside others, printed."""
     import pandas as pd
 
-    from kvgen.bench.linear import compare
+    from kvgen.bench.operations import compare
     from kvgen.bench.run import facts, write_csv
 
     records: list[dict[str, Any]] = []
@@ -189,45 +178,5 @@ def _run_linear(spec: LinearSpec, target: Target, policy: TimingPolicy, rounds: 
     for one in records:
         told = (microseconds(one["us"]), f"{one['us'] / ours[one['workload']]:.2f}x", f"{one['bytes'] / 1e6:.1f}")
         table.append((one["workload"], one["provider"], *told, f"{one['read_us'] / one['us']:.0%}"))
-    columns = ["workload", "provider", "time", "to kvgen", "MB", "of read speed"]
+    columns = ["workload", "provider", "time", "to kvgen", "MB", f"of {records[-1]['provider']}"]
     print_table(spec.name, columns, table, right=columns[2:])
-
-
-def _run_suite(target: Target, names: list[str], policy: TimingPolicy, rounds: int, csv: Path | None, *, as_json: bool) -> None:
-    """Run the INT8 paper's experiment, at its shapes or those of the names, and print it."""
-    import pandas as pd
-
-    from kvgen.bench import int8_kernels as suite
-    from kvgen.bench.run import facts, write_csv
-    from kvgen.spec import MatrixShape
-
-    entrants = list(suite.entrants_for(target))
-    shapes = [parse_shape(name) for name in names]
-    shapes = shapes or [MatrixShape(tokens=tokens, channels=channels) for tokens, channels in suite.SHAPES.values()]
-    about = {one: {name: facts(one, policy)[name] for name in ("device", "driver", "kvgen", "date")} for one in (target, suite.BESIDE)}
-
-    def kept(records: Any) -> None:
-        if csv:
-            write_csv(csv, pd.DataFrame([{**record, **about[record["target"]]} for record in records]))
-
-    records, errors = suite.run(entrants, shapes, policy, rounds, _tell, kept)
-    if not records:
-        raise MeasureError(NOTHING)
-    if as_json:
-        print_json({"rows": records, "errors": errors})
-        return
-    frame = pd.DataFrame(records).assign(shape=[f"{row['tokens']}x{row['channels']}" for row in records])
-    variants = frame.variant.unique()
-    for call, rows in frame.groupby("call", sort=False):
-        table = []
-        for shape, mine in rows.groupby("shape", sort=False):
-            times = dict(zip(mine.variant, mine.us, strict=True))
-            best = mine[mine.variant.str.startswith(suite.OURS)].sort_values("us").iloc[0]
-            cells = [microseconds(times.get(name)) for name in variants]
-            table.append((str(shape), *cells, f"{best.nbytes / best.us / 1e3:.0f}", f"{best.fraction:.0%}"))
-        columns = ["shape", *variants, "GB/s", "of roofline"]
-        print_table(f"{call}: kvgen's bandwidth, and its part of a copy's speed (scales: of a read's)", columns, table, right=columns[1:])
-        typer.echo("")
-    table = [(one["shape"], f"{one['l2']:.4g}", f"{one['max_abs']:.5f}", f"{one['attention']:.4f}") for one in errors]
-    columns = ["shape", "L2 error", "max abs error", "attention error"]
-    print_table("errors (values uniform in [-1, 1))", columns, table, right=columns[1:])

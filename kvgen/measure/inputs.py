@@ -15,7 +15,7 @@ from kvgen.measure.timer import cold_bytes, timer_for
 from kvgen.runtime.calls import Variant
 from kvgen.runtime.linear import LinearVariant
 from kvgen.runtime.matrix import MatrixVariant
-from kvgen.spec import LinearShape, MatrixShape, MatrixSpec, Workload
+from kvgen.spec import LinearShape, MatrixShape, Workload
 from kvgen.verify import matrix as reference
 from kvgen.verify.check import WorkloadCaches
 from kvgen.verify.filled import free_bytes
@@ -24,7 +24,6 @@ from kvgen.verify.linear import Case
 MOST_COPIES = 64
 FREE_SHARE = 0.8
 """Of the memory that is free, for the caches of one workload."""
-CALLS = ("quantize", "dequantize", "scales")
 
 
 class NoRoom(MeasureError):
@@ -122,7 +121,7 @@ class MatrixInputs:
     def __init__(self, variant: MatrixVariant, shape: MatrixShape, device: torch.device | str, cold: int | None = None) -> None:
         self.shape, self.device = shape, torch.device(device)
         self.load: Load = "rested"
-        self.nbytes = call_bytes(variant.spec, shape, variant.spec.operation)
+        self.nbytes = shape.elements * (ELEMENT_BYTES[variant.spec.matrix.dtype] + 1) + 4 * shape.channels
         cold = cold_bytes(self.device.type) if cold is None else cold
         count = max(1, min(MOST_COPIES, -(-cold // self.nbytes)))
         first = reference.uniform(shape.tokens, shape.channels, variant.dtype, self.device)
@@ -138,16 +137,12 @@ class MatrixInputs:
         """Bytes of matrices and codes."""
         return sum(x.nbytes for x in {id(x): x for x in (*self.matrices, *self.codes, *self.outs)}.values())
 
-    def time(self, variant: MatrixVariant, policy: TimingPolicy, call: str | None = None) -> tuple[float, ...]:
-        """Samples in µs of the spec's operation, or of `call` (one of CALLS). Raises MeasureError."""
-        module, call = variant.module, call or variant.spec.operation
+    def time(self, variant: MatrixVariant, policy: TimingPolicy) -> tuple[float, ...]:
+        """Samples in µs of the spec's operation. Raises MeasureError."""
+        module, call = variant.module, variant.spec.operation
         if module.set_threads is not None and policy.threads is not None:
             module.set_threads(policy.threads)
-        given = {
-            "dequantize": (self.codes, self.scales, self.outs),
-            "quantize": (self.matrices, self.scales, self.codes),
-            "scales": (self.matrices, self.scales),
-        }[call]
+        given = (self.codes, self.scales, self.outs) if call == "dequantize" else (self.matrices, self.scales, self.codes)
         return timer_for(self.device).time([partial(getattr(module, call), *each) for each in zip(*given, strict=True)], policy)
 
 
@@ -178,9 +173,3 @@ class LinearInputs:
         return timer_for(self.device).time(
             [partial(module.linear, x, packed, case.bias, case.residual, out) for x, packed, out in given], policy
         )
-
-
-def call_bytes(spec: MatrixSpec, shape: MatrixShape, call: str) -> int:
-    """Bytes that one of CALLS must move: the matrix, the scales, and unless it is `scales`, the codes."""
-    codes = 0 if call == "scales" else 1
-    return shape.elements * (ELEMENT_BYTES[spec.matrix.dtype] + codes) + 4 * shape.channels

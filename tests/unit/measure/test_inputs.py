@@ -5,8 +5,9 @@ import torch
 
 from kvgen.format.sizes import half_full, must_read
 from kvgen.measure import inputs as measured
-from kvgen.measure.inputs import CALLS, MatrixInputs, NoRoom, WorkloadInputs, call_bytes
+from kvgen.measure.inputs import MatrixInputs, NoRoom, WorkloadInputs
 from kvgen.measure.measurement import TimingPolicy
+from kvgen.runtime.matrix import MatrixVariant
 from kvgen.spec import MatrixShape, Workload
 from kvgen.spec.workloads import parse, sequence_lengths
 from tests.support.cpu import cpu_matrix, matrix_spec
@@ -52,16 +53,10 @@ def test_caches_that_do_not_fit_are_refused_by_name(monkeypatch: pytest.MonkeyPa
     WorkloadInputs(naive_variant(), Workload(batch=1, kv_len=64), "cpu", cold=1)
 
 
-@pytest.mark.parametrize("call", CALLS)
-def test_every_call_over_a_matrix_is_timed_over_inputs_of_its_own(call: str) -> None:
-    variant, shape = cpu_matrix(), MatrixShape(tokens=40, channels=30)
-    inputs = MatrixInputs(variant, shape, "cpu", cold=3 * call_bytes(variant.spec, shape, "quantize"))
-    assert (len(inputs.matrices), inputs.held_bytes) == (3, 3 * (40 * 30 * 5))
-    if call == "dequantize":
-        inputs.outs = [torch.empty_like(x) for x in inputs.matrices]
-    assert min(inputs.time(variant, TimingPolicy(seconds=0.002, warmup_seconds=0.0, samples=5, threads=1), call)) > 0
-
-
-def test_what_a_call_over_a_matrix_moves() -> None:
-    spec, shape = matrix_spec(dtype="float16"), MatrixShape(tokens=10, channels=4)
-    assert [call_bytes(spec, shape, call) for call in CALLS] == [136, 136, 96]
+@pytest.mark.parametrize("operation", ["quantize", "dequantize"])
+def test_an_operation_on_a_matrix_is_timed_over_inputs_of_its_own(operation: str) -> None:
+    variant, shape = MatrixVariant(matrix_spec(operation=operation), cpu_matrix().module), MatrixShape(tokens=40, channels=30)
+    inputs = MatrixInputs(variant, shape, "cpu", cold=3 * (40 * 30 * 5 + 120))
+    assert (len(inputs.matrices), inputs.nbytes) == (3, 40 * 30 * 5 + 120)
+    assert inputs.held_bytes == 3 * 40 * 30 * (5 if operation == "quantize" else 9)
+    assert min(inputs.time(variant, TimingPolicy(seconds=0.002, warmup_seconds=0.0, samples=5, threads=1))) > 0
