@@ -1,4 +1,4 @@
-"""Stores: what is put is found, and damage is a reason. Writers that are killed: `tests/attacks`."""
+"""Stores: what is put is found, and damage is a reason."""
 
 from __future__ import annotations
 
