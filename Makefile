@@ -4,7 +4,7 @@
 # make test-vllm   the tests of the plugin for vLLM, with vLLM's build for the CPU (Python 3.11), in an environment of its own
 # make test-vllm-newest   the same with the Python of vLLM's newest release, which has no build for the CPU
 # make lint   style, types and import rules
-# make docs   refresh what the documents take from the code
+# make docs   refresh what the documents take from benchmarks/results
 #
 # Tests run on JOBS processes, the tests of a file on one, where they share what they compile. Files keep their order: by default
 # pytest-xdist would begin with the files of most tests, and end with those of few and long ones.
@@ -63,7 +63,6 @@ format: $(SETUP)
 docs: $(SETUP)
 	$(BIN)/python -m benchmarks.tables
 	$(BIN)/python -m benchmarks.picture
-	KVGEN_ACCEPT=1 $(BIN)/python -m pytest -q tests/unit/test_docs.py
 
 check: $(SETUP)
 	$(KVGEN) check

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kvgen.api import FallbackWarning, build, get_kernel, get_linear_kernel, get_matrix_kernel
     from kvgen.api.kernel import Kernel, LinearKernel, MatrixKernel
-    from kvgen.api.support import support_table
     from kvgen.errors import KvgenError, SpecError, UnsupportedError
     from kvgen.format.calibration import calibrated_scales
     from kvgen.integrations.checkpoint import load_scales
@@ -39,7 +38,6 @@ _HOMES = {
     "load_scales": "kvgen.integrations.checkpoint",
     "load_spec": "kvgen.spec",
     "rotary": "kvgen.integrations.rotary",
-    "support_table": "kvgen.api.support",
 }
 
 __all__ = [
@@ -63,7 +61,6 @@ __all__ = [
     "load_scales",
     "load_spec",
     "rotary",
-    "support_table",
 ]
 
 
