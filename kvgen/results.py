@@ -1,5 +1,5 @@
 """pandas frames of what is registered and was measured, for notebooks; the page of `kvgen report`, one HTML file of tables and pictures
-without scripts and the network; and numbers as both show them. Times are in µs per call.
+that needs no network; and numbers as both show them. Times are in µs per call.
 
 import kvgen.results as results
 
@@ -32,6 +32,8 @@ FEWEST_TRIALS = 8
 TEMPLATE = "report/report.html.jinja"
 OURS, OTHERS, INK = "#1f77d0", "#7a8594", "#010203"
 """Colours of marks, and the one that stands for the reader's own colour of text."""
+COLORS = (OURS, "#b4690e", "#2e8b57", OTHERS)
+"""Of back ends and devices."""
 WORST = 4.0
 """Trials that take more than so many times the best are drawn at the upper edge."""
 
@@ -39,13 +41,18 @@ WORST = 4.0
 def entries(found: list[Found] | None = None) -> pd.DataFrame:
     """Launches of registered entries (of `found`, by default of all registries), a row for each workload that one was tuned for.
 
-    Columns: key, registry, spec, backend, arch, device, date, workload, launch (its parameters); us, default_us (the default schedule
-    in the same run), read_us (the read roofline; of an operation on a matrix a copy), read_fraction (read_us / us), watts, clock_mhz.
-    What was not measured is NaN. Damaged entries are left out.
+    Columns: key, registry, spec, backend, arch, device, date, version (of kvgen), made (tuned, compiled, measured under disturbances),
+    workload, launch (its parameters); us, spread (of the samples, over us), default_us (the default schedule in the same run), read_us (the
+    read roofline; of an operation on a matrix a copy), read_fraction (read_us / us), bytes (that a call of attention reads), watts,
+    clock_mhz. What was not measured is NaN. Damaged entries are left out.
     """
     import pandas as pd
 
+    from kvgen.format.sizes import must_read, timed_lengths
+    from kvgen.lower.schedule import layout_of
     from kvgen.registry import stores
+    from kvgen.spec import KernelSpec, Workload
+    from kvgen.spec.workloads import spread
 
     rows: list[dict[str, Any]] = []
     for one in [one for store in stores() for one in store.all()] if found is None else found:
@@ -53,15 +60,19 @@ def entries(found: list[Found] | None = None) -> pd.DataFrame:
             continue
         about = {"key": entry.key, "registry": one.store, "spec": entry.spec.name, "arch": entry.arch}
         about |= {"device": str(entry.device.get("name", "")), "date": str(entry.provenance.get("date", ""))[:10]}
+        about |= {"version": str(entry.provenance.get("kvgen", "")), "made": entry.made}
         for work, launch in entry.tuned:
             timing = entry.timing(work)
             row: dict[str, Any] = {**about, "backend": launch.backend, "workload": work.key, "launch": str(launch.params)}
             if timing is not None:
                 row |= {"us": timing.us, "default_us": timing.default_us, "read_us": timing.read_us, "read_fraction": timing.read_fraction}
-                row |= {"watts": timing.watts, "clock_mhz": timing.clock_mhz}
+                row |= {"watts": timing.watts, "clock_mhz": timing.clock_mhz, "spread": spread(timing.samples) if timing.samples else None}
+            if isinstance(entry.spec, KernelSpec) and isinstance(work, Workload):
+                layout = layout_of(entry.spec, entry.layout)
+                row["bytes"] = must_read(entry.spec, layout, timed_lengths(entry.spec, layout, work))
             rows.append(row)
-    numbers = ["us", "default_us", "read_us", "read_fraction", "watts", "clock_mhz"]
-    words = ["key", "registry", "spec", "backend", "arch", "device", "date", "workload", "launch"]
+    numbers = ["us", "spread", "default_us", "read_us", "read_fraction", "bytes", "watts", "clock_mhz"]
+    words = ["key", "registry", "spec", "backend", "arch", "device", "date", "version", "made", "workload", "launch"]
     frame = pd.DataFrame(rows, columns=[*words, *numbers])
     return frame.astype(dict.fromkeys(numbers, float))
 
@@ -166,7 +177,6 @@ def render(found: Sequence[Found], cache: ArtifactCache | None = None) -> str:
         mine, tried = launches[launches.key == entry.key].drop_duplicates("workload", keep="last"), trials(entry.key, cache)
         sections.append({
             "entry": entry,
-            "launches": mine.assign(gain=mine.default_us / mine.us).to_dict("records"),
             "times": [(work, Markup(svg(times(entry, one)))) for work, one in mine[mine.us.notna()].groupby("workload", sort=False)],
             "searches": [
                 (work, len(one), int((one.kind != "ok").sum()), Markup(svg(course(one)))) for work, one in tried.groupby("workload")
@@ -175,11 +185,41 @@ def render(found: Sequence[Found], cache: ArtifactCache | None = None) -> str:
             "failures": failures(tried).to_dict("records"),
         })  # fmt: skip
     sections.sort(key=lambda one: (str(one["entry"].device.get("name", "")), one["entry"].spec.name, one["entry"].key))
+    launches = launches.drop_duplicates(["key", "workload"], keep="last").assign(gain=launches.default_us / launches.us)
+    devices = sorted(launches.device.unique())
+    side_by_side = [
+        (spec, work, [next(iter(group[group.device == device].to_dict("records")), None) for device in devices])
+        for (spec, work), group in launches.groupby(["spec", "workload"], sort=False)
+    ]
+    fleet = [
+        (spec, [group[group.device == device].drop_duplicates("key").to_dict("records") for device in devices])
+        for spec, group in launches.groupby("spec", sort=False)
+    ]
+    drawn = launches[launches.bytes.notna() & launches.us.notna()]
+    limit = Markup(svg(roofline(drawn))) if len(drawn) else None
     loader = jinja2.FileSystemLoader(_resources.templates())
     environment = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    for name, written in (("us", microseconds), ("fraction", fraction), ("factor", factor)):
+    for name, written in (("us", microseconds), ("fraction", fraction), ("factor", factor), ("percent", "{:.1%}".format)):
         environment.filters[name] = lambda value, written=written: "–" if _missing(value) else written(value).replace(" ", "\u00a0")
-    return environment.get_template(TEMPLATE).render(sections=sections, version=__version__, worst=f"{WORST:g}")
+    page = {"devices": devices, "side_by_side": side_by_side, "fleet": fleet, "roofline": limit, "sections": sections}
+    return environment.get_template(TEMPLATE).render(**page, version=__version__, worst=f"{WORST:g}")
+
+
+def roofline(launches: pd.DataFrame) -> Figure:
+    """Bytes per second of calls of attention over their bytes: a dot for each, and a line for a pure read, in a colour for each device."""
+    figure, axes = _figure(2.6)
+    for number, (device, one) in enumerate(launches.sort_values("bytes").groupby("device")):
+        color = COLORS[number % len(COLORS)]
+        read = one[one.read_us.notna()]
+        axes.plot(read.bytes, read.bytes / read.read_us / 1e6, color=color, lw=0.8, alpha=0.6)
+        axes.scatter(one.bytes, one.bytes / one.us / 1e6, s=9, color=color, label=device)
+    axes.set_xscale("log")
+    axes.set_ylim(bottom=0)
+    axes.xaxis.set_major_formatter(lambda size, _: f"{size / 1e9:g} GB" if size >= 1e9 else f"{size / 1e6:g} MB")
+    axes.yaxis.set_major_formatter(lambda speed, _: f"{speed:g} TB/s")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, labelcolor=INK, fontsize=8)
+    return figure
 
 
 def times(entry: Entry, launch: pd.DataFrame) -> Figure:
@@ -211,7 +251,7 @@ def course(trials: pd.DataFrame) -> Figure:
     good = trials[trials.us.notna()]
     for number, (backend, one) in enumerate(good.groupby("backend")):
         best = one.us.cummin()
-        color = (OURS, "#b4690e", OTHERS)[min(number, 2)]
+        color = COLORS[number % len(COLORS)]
         axes.step(one.seconds, best, where="post", color=color, label=f"{backend} {microseconds(best.iloc[-1])}")
         axes.scatter(one.seconds, one.us.clip(upper=WORST * good.us.min()), s=6, color=color, alpha=0.35)
     axes.set_yscale("log")

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvgen import results
+from kvgen import __version__, results
 from kvgen.registry import Store
+from kvgen.registry.store import Found
 from kvgen.results import factor, fraction, microseconds, render
 from kvgen.toolchain import ArtifactCache
 from kvgen.tune.budget import Budget
@@ -65,10 +67,32 @@ def test_the_page_shows_times_search_and_failures_without_the_network(built: Tun
     page = render(store.all(), cache=cache)
     for text in ("142 µs (.35)", "232 µs (.22)", "142\u00a0µs", "made to fail: crash", "11 candidates, 2 of them failed", built.entry.key):
         assert text in page
-    assert not re.search(r"http|<script|src=", page)
-    assert page.count("<svg") == 4
+    assert not re.search(r"http|src=", page)
+    assert page.count("<svg") == 5
+    launches, fleet = (
+        re.sub(r"<[^>]*>", " ", page.partition(f"<h2>{title}")[2].partition("</table>")[0]) for title in ("Launches", "Entries")
+    )
+    assert re.search(r"tiny +1x128 +142\u00a0µs +\.35 +1\.30× +[\d.]+% *\n", launches)
+    assert re.search(rf"tiny +tuned , cpu, kvgen {re.escape(__version__)}, \d{{4}}-\d\d-\d\d", fleet)
     assert "is not in this machine's cache" in render(store.all(), cache=ArtifactCache(cache.root / "empty"))
     assert "Nothing is registered yet" in render([], cache=cache)
+
+
+def test_devices_stand_side_by_side_and_what_one_lacks_is_a_dash(built: TuningResult):
+    entry = built.entry
+    here, there = (replace(entry, device={**entry.device, "name": name}) for name in ("GPU A", "GPU B"))
+    there = replace(there, timings=(replace(entry.timings[0], us=100.0),), launches=tuple(
+        replace(launch, workloads=tuple(key for key in launch.workloads if key == "1x128")) for launch in entry.launches
+    ))  # fmt: skip
+    found = [Found(one.key, "user", Path("entry.json"), one) for one in (here, there)]
+    rows = [re.sub(r"<[^>]*>", " ", row) for row in re.findall(r"<tr>.*</tr>", render(found))]
+    (both,), (alone,) = ([row for row in rows if work in row] for work in ("1x128", "2x512"))
+    assert ("142\u00a0µs" in both, "100\u00a0µs" in both) == (True, True)
+    assert alone.rstrip().endswith("–")
+    assert results.entries(found).groupby("device").bytes.first().to_dict() == {
+        "GPU A": 8704.0,
+        "GPU B": 8704.0,
+    }  # 3 blocks of 1536, 16 tokens of 256
 
 
 def test_numbers_read_well():
