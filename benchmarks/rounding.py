@@ -1,10 +1,11 @@
 """What outputs are off beyond their format, where one channel of K is 12 times as large as the others.
 
-    python -m benchmarks.rounding [--device cpu]
+    python -m benchmarks.rounding [CASE…] [--device cpu]
 
 For every format and type: a decode step and extend attention (16 query tokens) against fp64 attention over the dequantized cache, beside
 torch's attention over a 16-bit cache that holds the same K and V after rounding, against fp64 over that. Relative L2 errors, and those of
-the worst row, the largest of three seeds. Writes $OUT (or benchmarks/results)/DEVICE_rounding.csv, after every format and type.
+the worst row, the largest of three seeds. Writes $OUT (or benchmarks/results)/DEVICE_rounding.csv, after every case, a format and a type;
+rows of cases that are not named stay as benchmarks/results has them.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ import warnings
 from datetime import datetime, timezone
 from typing import Any
 
+import pandas as pd
 import torch
 
-from benchmarks.common import gpu_word, parser, write_rows
+from benchmarks.common import RESULTS, gpu_word, parser, write_rows
 from kvgen import KernelSpec, get_kernel
 from kvgen.registry.entry import here
 from kvgen.spec import load_spec
@@ -62,23 +64,32 @@ def measured(spec: KernelSpec, device: str, q_len: int, factor: float) -> tuple[
 
 def main() -> None:
     """Measure, print and write."""
+    cases = {f"{name}, {dtype}": (name, dtype) for name in FORMATS for dtype in ("float16", "bfloat16")}
     command = parser(__doc__)
+    command.add_argument("cases", nargs="*", metavar="CASE", help="; ".join(cases))
     command.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
-    device, rows = command.parse_args().device, []
-    heads = {"q_heads": 32, "kv_heads": 8, "head_dim": 128}
+    options = command.parse_args()
+    if unknown := set(options.cases) - set(cases):
+        command.error(f"there is no {min(unknown)!r}")
+    device, chosen = options.device, options.cases or list(cases)
+    file = f"{'cpu' if device == 'cpu' else gpu_word()}_rounding"
+    present = RESULTS / f"{file}.csv"
+    kept = pd.read_csv(present, keep_default_na=False).to_dict("records") if present.exists() else []
+    rows = {name: [row for row in kept if (row["format"], row["dtype"]) == case] for name, case in cases.items() if name not in chosen}
     machine = here("cpu" if device == "cpu" else "sm90")
     about = {"device": machine["name"], "driver": machine.get("driver", ""), "date": datetime.now(timezone.utc).date().isoformat()}
-    for name, fields in FORMATS.items():
-        for dtype in ("float16", "bfloat16"):
-            arch = "cpu" if device == "cpu" else "native"
-            spec = load_spec({**fields, "name": "rounding", "arch": arch, "attention": {**heads, "dtype": dtype}})
-            for q_len in QUERIES:
-                for factor in (1.0, OUTLIER):
-                    (mine, worst), (plain, plain_worst) = measured(spec, device, q_len, factor)
-                    rows.append({"format": name, "dtype": dtype, "queries": q_len, "outlier": factor, "error": mine, "row": worst})
-                    rows[-1] |= {"error16": plain, "row16": plain_worst}
-                    print(*(f"{x:.1e}" if isinstance(x, float) else x for x in rows[-1].values()), flush=True)
-            write_rows(f"{'cpu' if device == 'cpu' else gpu_word()}_rounding", rows, about)
+    attention = {"q_heads": 32, "kv_heads": 8, "head_dim": 128}
+    for name in chosen:
+        label, dtype = cases[name]
+        arch, rows[name] = "cpu" if device == "cpu" else "native", []
+        spec = load_spec({**FORMATS[label], "name": "rounding", "arch": arch, "attention": {**attention, "dtype": dtype}})
+        for q_len in QUERIES:
+            for factor in (1.0, OUTLIER):
+                (mine, worst), (plain, plain_worst) = measured(spec, device, q_len, factor)
+                row = {"format": label, "dtype": dtype, "queries": q_len, "outlier": factor, "error": mine, "row": worst}
+                rows[name].append({**row, "error16": plain, "row16": plain_worst, **about})
+                print(*(f"{x:.1e}" if isinstance(x, float) else x for x in row.values()), f"{plain:.1e} {plain_worst:.1e}", flush=True)
+        write_rows(file, [row for case in cases for row in rows.get(case, [])], {})
 
 
 if __name__ == "__main__":
