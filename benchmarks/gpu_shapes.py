@@ -1,17 +1,21 @@
 """Decode attention of formats and shapes on both GPU back ends, each beside a read of the same bytes.
 
-    python benchmarks/gpu_shapes.py [CASE…] [--all] [--backend cuda,tilelang] [--flashinfer] [--rounds 9]
+    python benchmarks/gpu_shapes.py [CASE…] [--all] [--backend cuda,tilelang] [--defaults | --tune SECONDS] [--flashinfer] [--rounds 9]
 
 Without names the first ten cases run, by which two states of the kernels are compared. Each back end's default and the schedules below
 that its search space allows are compiled, then timed in turns, A B C A B C …; the fastest of each back end is verified against the fp64
-reference. `default_us` is the time of the back end's default. `--flashinfer`: FlashInfer's decode over fp8 takes turns with them, on
-tensor cores and on CUDA cores; the faster one gets a row. Rows go to $OUT (or benchmarks/results) as GPU_shapes.csv, after every case.
+reference. `default_us` is the time of the back end's default. `--defaults`: nothing else. `--tune`: beside the default, in place of
+those schedules, the launches that a build of so many seconds keeps, with nothing of earlier builds. `--flashinfer`: FlashInfer's decode
+over fp8 takes turns with them, on tensor cores and on CUDA cores; the faster one gets a row. Rows go to $OUT (or benchmarks/results) as
+GPU_shapes.csv, after every case.
 Exits with 1 where a schedule does not compile or is wrong.
 """
 
 from __future__ import annotations
 
+import os
 import sys
+import tempfile
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -25,6 +29,7 @@ import torch
 
 from benchmarks.common import Timer, gpu_facts, gpu_word, parser, take_turns, write_rows
 from benchmarks.gpu_words import lengths_of, schedule_word, schedules_of, spec_of, workload_of
+from kvgen import build
 from kvgen._machine import cores
 from kvgen.bench.libraries import FlashInfer
 from kvgen.bench.run import Case, Provider
@@ -141,17 +146,21 @@ def main() -> int:
     command = parser(__doc__)
     command.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(CASES))
     command.add_argument("--all", action="store_true", help="all cases")
+    command.add_argument("--defaults", action="store_true", help="no other schedules")
+    command.add_argument("--tune", type=float, metavar="SECONDS", help="compare the default with what a build of so long finds")
     command.add_argument("--flashinfer", action="store_true", help="FlashInfer's decode over fp8 beside")
     command.add_argument("--backend", default=",".join(SCHEDULES), help="one or both; both by default")
     options = command.parse_args()
     backends = options.backend.split(",")
     if unknown := (set(options.cases) - set(CASES)) | (set(backends) - set(SCHEDULES)):
         command.error(f"there is no {min(unknown)!r}")
+    if options.tune:
+        os.environ["KVGEN_REGISTRY_DIR"] = tempfile.mkdtemp(prefix="gpu-shapes-")
     good, rows = True, list[Row]()
     for name in options.cases or (CASES if options.all else COMPARED):
         words, work = CASES[name]
         spec = spec_of(words, TARGET, [workload_of(work)])
-        defaults, variants, failed = compiled(spec, backends)
+        defaults, variants, failed = compiled(spec, backends, {} if options.defaults else SCHEDULES, options.tune)
         found, wrong = measure(spec, work, defaults, variants, options.rounds, FLASHINFER if options.flashinfer else ())
         rows += [{"case": name, "spec": words, "workload": work, **row} for row in found]
         for row in found:
@@ -164,8 +173,12 @@ def main() -> int:
     return 0 if good else 1
 
 
-def compiled(spec: KernelSpec, backends: list[str]) -> tuple[set[Schedule], dict[Schedule, Variant], bool]:
-    """The defaults, every schedule as a variant, and whether any failed to compile, which is told with what a back end refuses."""
+def compiled(
+    spec: KernelSpec, backends: list[str], words: Mapping[str, Iterable[str]] = SCHEDULES, tune: float | None = None
+) -> tuple[set[Schedule], dict[Schedule, Variant], bool]:
+    """The defaults, every schedule of `words` as a variant, and whether any failed to compile, which is told with what a back end refuses.
+    With `tune` the schedules are those that a build of so many seconds keeps.
+    """
     defaults, points = set[Schedule](), list[Schedule]()
     for backend in map(get_backend, backends):
         try:
@@ -174,8 +187,13 @@ def compiled(spec: KernelSpec, backends: list[str]) -> tuple[set[Schedule], dict
             print(f"- {spec.name}: {error}", flush=True)
             continue
         defaults.add(backend.default(spec, TARGET))
-        words = [schedules_of(word, backend, spec, TARGET)[0] for word in SCHEDULES[backend.name]]
-        points += [backend.default(spec, TARGET), *(schedule for schedule in words if not space.check(schedule))]
+        points.append(backend.default(spec, TARGET))
+        if tune:
+            entry = build(spec, budget=tune, backends=[backend.name]).entry
+            points += [Schedule(launch.backend, entry.layout, launch.params) for launch in entry.launches]
+        else:
+            beside = [schedules_of(word, backend, spec, TARGET)[0] for word in words.get(backend.name, ())]
+            points += [schedule for schedule in beside if not space.check(schedule)]
     points = list(dict.fromkeys(points))
 
     def lower(schedule: Schedule) -> Source | KvgenError:
@@ -209,30 +227,32 @@ def measure(
     """
     if not variants:
         return [], False
-    first = next(iter(variants.values()))
-    lengths = [half_full(spec, first.layout, length) for length in lengths_of(work)]
-    inputs = WorkloadInputs(first, workload_of(work), "cuda", None, lengths)
-    mine = {schedule: variant for schedule, variant in variants.items() if variant.layout.id == first.layout.id}
-    case = Case(spec, workload_of(work), TARGET, lengths[0])
+    inputs = dict[str, WorkloadInputs]()  # by layout
+    for variant in variants.values():
+        lengths = [half_full(spec, variant.layout, length) for length in lengths_of(work)]
+        if variant.layout.id not in inputs:
+            inputs[variant.layout.id] = WorkloadInputs(variant, workload_of(work), "cuda", None, lengths)
+    of = {schedule: inputs[variant.layout.id] for schedule, variant in variants.items()}
+    case = Case(spec, workload_of(work), TARGET, next(iter(inputs.values())).length)
     entrants = {one.backend: one.prepare(case) for one in others}
-    timers: dict[Schedule | str, Timer] = {s: partial(inputs.time, variant, POLICY) for s, variant in mine.items()}
+    timers: dict[Schedule | str, Timer] = {s: partial(of[s].time, variant, POLICY) for s, variant in variants.items()}
     timers |= {name: partial(one.sample, POLICY) for name, one in entrants.items()}
-    sizes = {inputs.nbytes, *(one.nbytes for one in entrants.values())}
+    sizes = {one.nbytes for one in inputs.values()} | {one.nbytes for one in entrants.values()}
     times, reads = take_turns(timers, rounds, {size: partial(read_roofline(TARGET).samples, size, POLICY) for size in sizes})
-    read_us = median(reads[inputs.nbytes])
     rows, wrong = list[Row](), False
-    for backend in dict.fromkeys(schedule.backend for schedule in mine):
-        us = {schedule: median(times[schedule]) for schedule in mine if schedule.backend == backend}
+    for backend in dict.fromkeys(schedule.backend for schedule in variants):
+        us = {schedule: median(times[schedule]) for schedule in variants if schedule.backend == backend}
         best = min(us, key=lambda schedule: us[schedule])
         try:
-            check(mine[best], "cuda", exact=best.exact)
+            check(variants[best], "cuda", exact=best.exact)
         except CheckError as error:
             print(f"- {spec.name} {backend} {schedule_word(best)} is wrong: {error}", flush=True)
             wrong = True
             continue
         default_us = next((us[schedule] for schedule in us if schedule in defaults), None)
+        nbytes, read_us = of[best].nbytes, median(reads[of[best].nbytes])
         rows.append({
-            "backend": backend, "schedule": schedule_word(best), "us": round(us[best], 3), "bytes": inputs.nbytes,
+            "backend": backend, "schedule": schedule_word(best), "us": round(us[best], 3), "bytes": nbytes,
             "read_us": round(read_us, 3), "read_fraction": round(read_us / us[best], 4),
             "default_us": "" if default_us is None else round(default_us, 3),
         })  # fmt: skip
