@@ -17,6 +17,7 @@ from torch import Tensor
 
 from kvgen.errors import UnsupportedError, host_errors
 from kvgen.extras import require
+from kvgen.format.weights import middle
 from kvgen.spec.layers import read_config
 
 GROUPS = (64, 128)
@@ -43,13 +44,6 @@ class Weight:
         """Channels that share a scale."""
         return "row" if self.scales.shape[1] == 1 else self.codes.shape[1] // self.scales.shape[1]
 
-    def dequantize(self) -> Tensor:
-        """The matrix that is meant, float32 [n, k]."""
-        n, k = self.codes.shape
-        codes = self.codes.view(n, self.scales.shape[1], -1).float()
-        zeros = 1 << (self.bits - 1) if self.zeros is None else self.zeros.unsqueeze(-1).float()
-        return (self.scales.unsqueeze(-1).float() * (codes - zeros)).view(n, k)
-
     def in_groups(self, group: int) -> Weight:
         """The same matrix with the scales of larger groups, or of a row, repeated. Raises ValueError unless `group` divides them."""
         times, rest = divmod(self.codes.shape[1] // self.scales.shape[1], group)
@@ -62,8 +56,7 @@ class Weight:
         """The same matrix with zeros that are written out."""
         if self.zeros is not None:
             return self
-        middle = torch.full(self.scales.shape, 1 << (self.bits - 1), dtype=torch.uint8, device=self.codes.device)
-        return replace(self, zeros=middle)
+        return replace(self, zeros=torch.full(self.scales.shape, middle(self.bits), dtype=torch.uint8, device=self.codes.device))
 
 
 def gptq(qweight: Tensor, qzeros: Tensor, scales: Tensor, g_idx: Tensor | None = None, *, v2: bool = False) -> Weight:
@@ -129,15 +122,14 @@ def compressed(
     if zeros is not None and zeros.dtype == torch.int32:
         zeros = _unpacked(zeros, bits, 0)[:n]  # the last word may hold fewer rows
     elif zeros is not None:
-        zeros = (zeros.int() + (1 << (bits - 1))).to(torch.uint8).view(n, -1)
+        zeros = (zeros.int() + middle(bits)).to(torch.uint8).view(n, -1)
     if zeros is not None:
         _agree("weight_zero_point", zeros.shape == scales.shape, zeros, f"weight_scale {list(scales.shape)}")
     return _weight(bits, codes, scales, zeros)
 
 
 def _weight(bits: int, codes: Tensor, scales: Tensor, zeros: Tensor | None) -> Weight:
-    middle = 1 << (bits - 1)
-    if zeros is not None and bool((zeros == middle).all()):
+    if zeros is not None and bool((zeros == middle(bits)).all()):
         zeros = None
     return Weight(bits, codes.contiguous(), scales.contiguous(), None if zeros is None else zeros.contiguous())
 

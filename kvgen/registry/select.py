@@ -341,7 +341,7 @@ def modules(entry: Entry, ready: Ready = lambda *_: None, starting: Callable[[],
 
 
 def tuned_module(launch: Launch, source: Source, cache: ArtifactCache) -> Artifact | None:
-    """The module that a launch was measured as, if the cache has it, it runs here and the source of today has the same tokens."""
+    """The module that a launch was measured as, if the cache has it, it runs here and its source has the same tokens."""
     if launch.artifact is None or launch.machine != machine(source.target) or source.fingerprint != launch.fingerprint:
         return None
     return cache.get(launch.artifact)

@@ -10,11 +10,11 @@ class CheckPolicy:
     """How a variant is verified, besides at the workload of its job."""
 
     steps: int = 3
-    """Least number of decode steps of a life cycle; there is one for every number of query tokens that the spec allows."""
+    """Least number of decode steps of a sequence of calls; there is one for every number of query tokens that the spec allows."""
     repeats: int = 3
     """Calls that must agree bit for bit."""
     long_tokens: int = 1000
-    """Tokens, at least, of the long life cycle."""
+    """Tokens, at least, of the long sequence of calls."""
     most_tokens: int = 1 << 16
     """Tokens, at most, of the long sequences that `attend` reads."""
     workloads_only: bool = False

@@ -1,4 +1,4 @@
-"""Life cycles of small caches: prefill in chunks, attend, decode, on poisoned memory, with repeated calls.
+"""Sequences of calls over small caches: prefill in chunks, attend, decode, on poisoned memory, with repeated calls.
 
 Two scenarios: `ragged`, normal data at every length next to the end of the sink or of a block, filled in two chunks; and `long`,
 structured data with scores up to 60 over several splits, and V with offsets and constant stretches. Both decode with every number of query
@@ -45,7 +45,7 @@ Lengths = tuple[int, ...]
 
 
 class Lives(CallCheck):
-    """Both life cycles."""
+    """Both sequences."""
 
     def prepare(self) -> None:
         """See `scenarios`."""
@@ -217,7 +217,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Scenario:
-    """The life cycle of a cache: prefill in chunks, one `attend`, then `decode` steps; all tensors on one device."""
+    """The calls over a cache: prefill in chunks, one `attend`, then `decode` steps; all tensors on one device."""
 
     name: str
     whole: WholeSequences

@@ -1,4 +1,4 @@
-"""Sizes beyond those of life cycles: a long prompt, far tokens, pages and bytes, and many sequences; and inputs that hold a NaN.
+"""Sizes beyond those of small caches: a long prompt, far tokens, pages and bytes, and many sequences; and inputs that hold a NaN.
 
 Caches are zeros in memory that is reserved and not touched (`filled.reserved`), but for a few blocks and tokens, so that large ones cost
 little. What they hold is known, and every output is compared with fp64.

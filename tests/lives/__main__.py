@@ -1,4 +1,4 @@
-"""Random lives: specs of the whole language, schedules of the whole search space, hard data, calls in any order, against the reference.
+"""Random calls: specs of the whole language, schedules of the whole search space, hard data, calls in any order, against the reference.
 
     python -m tests.lives cpu --count 1500        # the CPU back end
     python -m tests.lives emulated --count 200    # CUDA's headers on the CPU; with --races also their data races

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from kvgen.integrations.weights import Weight, opened
 from tests.support.models import generated, model_of, plain, random_ids
-from tests.unit.integrations.test_weights import as_awq, as_compressed, as_gptq
+from tests.unit.integrations.test_weights import as_awq, as_compressed, as_gptq, matrix_of
 
 pytest.importorskip("transformers")
 
@@ -189,7 +189,7 @@ def written(model: Any, folder: Path, pack: Callable[[Weight], dict[str, Tensor]
     for name, layer in twin.named_modules():
         if type(layer) is nn.Linear and ("self_attn" in name or ("mlp" in name and not zero)):
             weight = rounded(layer.weight, zero)
-            layer.weight.data = weight.dequantize()
+            layer.weight.data = matrix_of(weight)
             del tensors[f"{name}.weight"]
             tensors |= {f"{name}.{part}": x.contiguous() for part, x in pack(weight).items()}
     (folder / "config.json").write_text(json.dumps({**model.config.to_dict(), "quantization_config": about}, default=str))

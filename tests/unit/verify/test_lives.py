@@ -1,4 +1,4 @@
-"""Life cycles of small caches have the lengths at which kernels go wrong."""
+"""Sequences of calls over small caches have the lengths at which kernels go wrong."""
 
 from __future__ import annotations
 
