@@ -191,6 +191,8 @@ def spec(
         raise typer.BadParameter(f"{model.name} has no layers of type {kind}, but {_kinds(every)}", param_hint="--layers")
     if output is not None:
         files = {output / f"{part.spec.name}.yaml": part for part in parts}
+        if there := next((file for file in files if file.exists()), None):
+            raise typer.BadParameter(f"{there} exists, and may have been edited: delete it, or choose another folder", param_hint="-o")
         with host_errors("write", output):
             output.mkdir(parents=True, exist_ok=True)
             for file, part in files.items():

@@ -86,8 +86,9 @@ def test_each_kind_of_layer_has_a_spec_that_loads(kvgen: Any, tmp_path: Path) ->
     (folder / "config.json").write_text(json.dumps(GPT_OSS))
     want = {"full": (None, True), "sliding": (128, True)}
     for model, name in ((folder, "gpt-oss"), (folder / "config.json", "gpt-oss"), ("gpt-oss-20b", "gpt-oss-20b")):
-        assert kvgen("spec", model, "-o", tmp_path / name).code == 0
-        files = {file.stem: load_spec(file) for file in sorted((tmp_path / name).iterdir())}
+        written = tmp_path / f"specs of {Path(model).name}"
+        assert kvgen("spec", model, "-o", written).code == 0
+        files = {file.stem: load_spec(file) for file in sorted(written.iterdir())}
         assert list(files) == [f"{name}-bitdecoding-int4-{kind}" for kind in want]
         for stem, spec in files.items():
             kind = stem.rsplit("-", 1)[1]
@@ -96,6 +97,13 @@ def test_each_kind_of_layer_has_a_spec_that_loads(kvgen: Any, tmp_path: Path) ->
             out = kvgen("spec", model, "--layers", f"{kind}_attention").out
             assert load_spec(out) == spec == load_spec(kvgen("spec", model, "--layers", f"{kind}_attention", "--json").json())
             assert "# value.group is 64: that of the preset bitdecoding-int4, 128, does not divide head_dim (64)" in out
+
+
+def test_a_spec_that_may_have_been_edited_is_not_overwritten(kvgen: Any, tmp_path: Path) -> None:
+    (tmp_path / "gpt-oss-20b-bitdecoding-int4-sliding.yaml").write_text("mine")
+    answer = kvgen("spec", "gpt-oss-20b", "-o", tmp_path)
+    assert (answer.code, "sliding.yaml exists" in answer.err.replace("\n", "")) == (2, True)
+    assert [file.read_text() for file in tmp_path.glob("gpt-oss*")] == ["mine"]
 
 
 def test_a_scale_of_the_model_is_told_beside_the_spec_and_mla_is_refused(kvgen: Any, tmp_path: Path) -> None:
