@@ -43,7 +43,7 @@ from kvgen.api import get_kernel
 from kvgen.bench.run import facts
 from kvgen.integrations.transformers import KvgenCache, layer_specs, quantize_weights, quantized_linears
 from kvgen.measure.measurement import TimingPolicy
-from kvgen.measure.read_roofline import read_us
+from kvgen.measure.read_roofline import read_roofline, read_us
 
 BIG = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8}
 TINY = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 2}
@@ -98,6 +98,7 @@ class Bench:
         """The format of the weights; empty for 16 bits."""
         few = READ_BYTES if self.cuda else 64 << 20
         self.bytes_per_ms = few / read_us(self.target, few) * 1e3
+        read_roofline.cache_clear()  # its buffer, where sequences have room
         self.facts = facts(self.target, TimingPolicy())
         self.rows: list[Row] = []
         names = set(options.loops.split(",")) & set(FORMATS)
