@@ -1,12 +1,12 @@
 """The time of every schedule that can be built for a spec: a table over which `benchmarks.replay` lets samplers search.
 
-    python -m benchmarks.exhaustive SPEC --csv FILE [--where copy=cp_async block=128,256] [--seconds 570] [--passes 1]
+    python -m benchmarks.exhaustive SPEC --csv FILE [--hints] [--where copy=cp_async block=128,256] [--workload 8x32768] [--seconds 570]
 
 Measures all schedules that the constraints allow, of the first back end alone, at every workload of the spec: compiled on all cores, ahead
 of the device, timed for 50 ms, not verified. It ends after `--seconds`, and continues where the file ends, also from another machine of
-the same kind. `--where` leaves out what has other values, `--hints` what the hints of the space exclude; `--dry` counts what is left. With
-several `--passes` every schedule is timed so often, at times far apart, and its least median counts: other load seldom disturbs all of
-them.
+the same kind. `--where` leaves out what has other values, `--hints` what the hints of the space exclude; `--dry` counts what is left, and
+`--compile` only compiles it into the cache, for another machine too (`--arch sm90`). With several `--passes` every schedule is timed so
+often, at times far apart, and its least median counts: other load seldom disturbs all of them.
 
 A row has a schedule's parameters, the workloads of which it is the default, its passes, and its µs per workload; 0 where it fails or cannot
 be built for that workload.
@@ -23,9 +23,11 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import TimeoutError as Timeout
 from concurrent.futures import as_completed
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from kvgen.cli.options import resolve_any_spec
 from kvgen.errors import CompileError, KvgenError
 from kvgen.lower.backend import Sources
 from kvgen.lower.schedule import Schedule
@@ -33,7 +35,6 @@ from kvgen.lower.space import SearchSpace
 from kvgen.measure.measurement import Job, TimingPolicy
 from kvgen.measure.worker import Worker
 from kvgen.spec import AnySpec
-from kvgen.spec.load import load_any_spec
 from kvgen.spec.target import resolve
 from kvgen.toolchain import Artifact, ArtifactCache
 from kvgen.toolchain.compile import CompilePool, build
@@ -48,15 +49,18 @@ Row = dict[str, Any]
 def main() -> None:
     """The command."""
     command = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    command.add_argument("spec", type=Path)
+    command.add_argument("spec")
     command.add_argument("--csv", type=Path, required=True)
     command.add_argument("--where", nargs="*", default=[], metavar="NAME=VALUE,…")
+    command.add_argument("--workload", nargs="*", metavar="BxL")
+    command.add_argument("--arch")
     command.add_argument("--seconds", type=float, default=570.0)
     command.add_argument("--passes", type=int, default=1)
     command.add_argument("--hints", action="store_true")
     command.add_argument("--dry", action="store_true")
+    command.add_argument("--compile", action="store_true")
     given = command.parse_args()
-    spec = load_any_spec(given.spec)
+    spec = resolve_any_spec(given.spec, given.arch, given.workload)
     target = resolve(spec.arch)
     contender = contenders(spec, target, all_schedules=not given.hints)[0][0]
     table = Table(given.csv, contender, spec)
@@ -67,8 +71,10 @@ def main() -> None:
     if not given.dry:
         until = time.monotonic() + given.seconds
         sources = Sources(spec, target, {contender.backend.name: contender.backend})
-        with Worker() as worker, CompilePool() as pool:
+        with nullcontext() if given.compile else Worker() as worker, CompilePool() as pool:
             for number, (schedule, artifact) in enumerate(compiled([one for _, one in todo], sources, pool, until)):
+                if worker is None:
+                    continue
                 table.add(schedule, times(spec, sources, contender.space, schedule, artifact, worker))
                 if number % 50 == 0:
                     print(f"{number} of {len(todo)}, {max(0.0, until - time.monotonic()):.0f} s left", flush=True)
