@@ -309,11 +309,11 @@ def sizes() -> str:
     return table(header, body)
 
 
-def figures() -> pd.DataFrame:
-    """The records of `kvgen accuracy` that ship."""
+def figures(weights: bool = False) -> pd.DataFrame:
+    """The records of `kvgen accuracy`: of formats of the cache, which ship, or of weights."""
     from kvgen.accuracy import SHIPPED
 
-    return pd.read_csv(SHIPPED, keep_default_na=False)
+    return frame("accuracy_weights.csv") if weights else pd.read_csv(SHIPPED, keep_default_na=False)
 
 
 def spread(row: pd.Series, form: str) -> str:
@@ -329,26 +329,45 @@ def accuracy() -> str:
     body = []
     for name in names:
         mine = found.loc[name]
-        told = [spread(mine.loc["increase"], "+.2%"), spread(mine.loc["kl"], ".2g")]
-        shares = [spread(mine.loc[measure], ".1%") for measure in ("agreement", "passkey", "pairs")]
-        body.append([f"`{name}`", f"{mine.bits.iloc[0]:.3f}", f"{mine.value['perplexity']:.3f}", *told, *shares])
-    return table(["format", "bits", "perplexity", "increase", "KL, nats", "greedy tokens", "pass keys", "pairs"], body)
+        shares = [spread(mine.loc[measure], ".1%") for measure in ("passkey", "pairs")]
+        body.append([f"`{name}`", f"{mine.bits.iloc[0]:.3f}", *costs(mine), *shares])
+    return table(["format", "bits", *COSTS, "pass keys", "pairs"], body)
 
 
-def accuracy_about() -> str:
+COSTS = ("perplexity", "increase", "KL, nats", "greedy tokens")
+
+
+def costs(mine: pd.DataFrame) -> list[str]:
+    """What a format costs, of its rows by measure."""
+    told = [spread(mine.loc[measure], form) for measure, form in (("increase", "+.2%"), ("kl", ".2g"), ("agreement", ".1%"))]
+    return [f"{mine.value['perplexity']:.3f}", *told]
+
+
+def accuracy_weights() -> str:
+    """What formats of weights cost at the longest context, over all texts, with each format of the cache."""
+    found = figures(weights=True)
+    found = found[(found.text == "all") & (found.context == found.context.max())]
+    body = []
+    for (kind, name), mine in found.groupby(["weights", "format"], sort=False):
+        sizes = [f"`{kind}`", f"{mine.weight_bits.iloc[0]:.3f}", f"`{name}`", f"{mine.bits.iloc[0]:.3f}"]
+        body.append([*sizes, *costs(mine.set_index("measure"))])
+    return table(["weights", "bits", "cache", "bits", *COSTS], body)
+
+
+def accuracy_about(weights: bool = False) -> str:
     """What the figures were measured on, and how much of it."""
-    found = figures()
+    found = figures(weights)
     one, longest = found.iloc[0], found.context.max()
-    amount = (
-        f"{one.passages} passages of each text, {one.questions} questions of each kind, length and depth, contexts up to {longest} tokens"
-    )
-    options = f"--context {longest} --passages {one.passages} --questions {one.questions} --csv kvgen/accuracy/formats.csv"
+    asked = "" if weights else f" {one.questions} questions of each kind, length and depth,"
+    amount = f"{one.passages} passages of each text,{asked} contexts up to {longest} tokens"
+    options = f"--context {longest} --passages {one.passages} --questions {one.questions}"
+    file = "benchmarks/results/accuracy_weights.csv" if weights else "kvgen/accuracy/formats.csv"
     rows = [
         ["machine", f"{one.device}, torch {one.torch}, {one.date}"],
         ["model", f"{one.model} in {one['dtype']}, kvgen {one.kvgen}"],
         ["measured", f"{amount}, seed {one.seed}"],
         ["texts", one.texts],
-        ["command", f"`kvgen accuracy {options}`"],
+        ["command", f"`kvgen accuracy {'--weights all ' if weights else ''}{options} --csv {file}`"],
     ]
     return table(rows[0], rows[1:])
 
@@ -492,6 +511,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "serving": serving, "summary": summary, "shapes": shapes, "extend": extend, "plans": plans, "cpu": cpu, "overhead": overhead,
     "generate": generate, "generate-summary": generate_summary, "vllm": vllm, "preset-sizes": sizes, "accuracy": accuracy,
     "accuracy-about": accuracy_about, "accuracy-contexts": accuracy_contexts,
+    "accuracy-weights": accuracy_weights, "accuracy-weights-about": lambda: accuracy_about(weights=True),
     "accuracy-orders": accuracy_orders, "accuracy-pareto": accuracy_pareto, "rounding": rounding, "linear-speed": linear_speed,
     "matrix-quantize": lambda: matrix_speed("quantize"), "matrix-dequantize": lambda: matrix_speed("dequantize"),
 }  # fmt: skip
