@@ -216,7 +216,8 @@ def roofline(launches: pd.DataFrame) -> Figure:
     axes.set_xscale("log")
     axes.set_ylim(bottom=0)
     axes.xaxis.set_major_formatter(lambda size, _: f"{size / 1e9:g} GB" if size >= 1e9 else f"{size / 1e6:g} MB")
-    axes.yaxis.set_major_formatter(lambda speed, _: f"{speed:g} TB/s")
+    axes.xaxis.set_minor_formatter("")
+    axes.yaxis.set_major_formatter(lambda speed, _: f"{speed:g} TB/s" if axes.get_ylim()[1] >= 1 else f"{1e3 * speed:g} GB/s")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, labelcolor=INK, fontsize=8)
     return figure
