@@ -49,6 +49,8 @@ CASES: dict[str, tuple[int, dict[str, Value]]] = {
     "k2v4:h8/2:vchannel:kg48:vg48:d64": (192, {"tiles_in_flight": 2, "copy": "bulk_stage"}),
     "k4v8:token:page16:h4/2:d64": (16, {"tiles_in_flight": 2, "copy": "bulk_tile"}),
     "k4v4:token:bf16:h8/2:krot128:vrot128": (32, TWO),
+    "k8v8:token:d64:h4/2:krot64u:vrot64u:q8:rollback8": (32, TWO),
+    "knvfp4vnvfp4:h8/2:krot128:vrot32": (32, TWO),
     "k4v2:h16/2:kg64:d80:krot16u:vrot16:vg80:q2": (64, {**TWO, "reduction": "cluster2"}),
     "k2v4:h32/2:d64:q3:vchannel:kg32:vg32:vrot64:local20:sinks": (32, {**TWO, "warps": 4}),
     # rows of partial results of which an odd number fills no 16 bytes with their maxima and sums

@@ -1,30 +1,46 @@
 // Rotates rows whose channels lie in the lanes of a warp. All lanes of the warp take part.
 #pragma once
+#include <algorithm>
+
 #include "kvgen/format/elements.cuh"
+#include "kvgen/ptx.cuh"
 #include "kvgen/rotation.hpp"
 
 namespace kvgen {
 
-// Butterflies and the factor. A lane has kLow neighbouring channels, the next kLanes lanes have the next ones, and its further registers
-// follow behind these.
+__device__ __forceinline__ void butterfly(float& x, float& y) {
+  const float a = x, b = y;
+  x = a + b, y = a - b;
+}
+
+// Butterflies from a stride on. A lane has kLow neighbouring channels, the next kLanes lanes have the next ones, and its further registers
+// follow behind these. Of few registers, two butterflies between lanes take one latency of shuffles: every lane gets all four channels.
+template <class Rotation, int kLow, int kLanes, int kStride, int kCount>
+__device__ __forceinline__ void mix_from(float (&x)[kCount], int lane) {
+  if constexpr (kStride < Rotation::kBlock) {
+    constexpr auto between = [](int stride) { return stride < Rotation::kBlock && stride >= kLow && stride < kLow * kLanes; };
+    constexpr bool kBoth = kCount <= 4 && between(kStride) && between(2 * kStride);
+    constexpr int kApart = kStride < kLow ? kStride : kStride / kLanes, kStep = kStride / kLow;
+    const float sign = lane & kStep ? -1.f : 1.f, further = lane & 2 * kStep ? -1.f : 1.f;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i)
+      if constexpr (kBoth) {
+        const float next = __shfl_xor_sync(~0u, x[i], kStep), other = __shfl_xor_sync(~0u, x[i], 2 * kStep),
+                    last = __shfl_xor_sync(~0u, x[i], 3 * kStep);
+        x[i] = __fmaf_rn(further, __fmaf_rn(sign, x[i], next), __fmaf_rn(sign, other, last));
+      } else if constexpr (between(kStride)) {
+        x[i] = __fmaf_rn(sign, x[i], __shfl_xor_sync(~0u, x[i], kStep));
+      } else if ((i & kApart) == 0) {
+        butterfly(x[i], x[i + kApart]);
+      }
+    mix_from<Rotation, kLow, kLanes, kStride*(kBoth ? 4 : 2)>(x, lane);
+  }
+}
+
+// All butterflies, and the factor.
 template <class Rotation, int kLow, int kLanes, int kCount>
 __device__ __forceinline__ void mix_channels(float (&x)[kCount], int lane) {
-#pragma unroll
-  for (int stride = 1; stride < Rotation::kBlock; stride *= 2) {
-    if (stride >= kLow && stride < kLow * kLanes) {
-      const float sign = lane & (stride / kLow) ? -1.f : 1.f;
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) x[i] = __fmaf_rn(sign, x[i], __shfl_xor_sync(~0u, x[i], stride / kLow));
-    } else {
-      const int apart = stride < kLow ? stride : stride / kLanes;
-#pragma unroll
-      for (int i = 0; i < kCount; ++i)
-        if ((i & apart) == 0) {
-          const float a = x[i], b = x[i + apart];
-          x[i] = a + b, x[i + apart] = a - b;
-        }
-    }
-  }
+  mix_from<Rotation, kLow, kLanes, 1>(x, lane);
 #pragma unroll
   for (int i = 0; i < kCount; ++i) x[i] *= Rotation::kFactor;
 }
@@ -51,34 +67,62 @@ __device__ __forceinline__ uint32_t pair_of(float low, float high) {
   return word;
 }
 
-// Rotates kRuns runs of channels of a row that a quad of lanes holds, the first of which begins at channel `first`.
-template <class Rotation, class Element, int kLow, int kRuns>
-__device__ __forceinline__ void rotate_quad(uint4* runs, int first, int lane) {
-  float x[kRuns * kLow];
-#pragma unroll
-  for (int r = 0; r < kRuns; ++r) {
-    const uint32_t words[4] = {runs[r].x, runs[r].y, runs[r].z, runs[r].w};
-#pragma unroll
-    for (int i = 0; i < kLow / 2; ++i) {
-      const float2 pair = to_floats<Element>(words[i]);
-      x[r * kLow + 2 * i] = pair.x, x[r * kLow + 2 * i + 1] = pair.y;
-    }
-  }
-  negate_channels<Rotation, kLow, 4>(x, first, lane);
-  mix_channels<Rotation, kLow, 4>(x, lane);
-#pragma unroll
-  for (int r = 0; r < kRuns; ++r) {
-    const auto word = [&](int i) { return pair_of<Element>(x[r * kLow + 2 * i], x[r * kLow + 2 * i + 1]); };
-    runs[r].x = word(0), runs[r].y = word(1);
-    runs[r].z = kLow == 8 ? word(2) : runs[r].x, runs[r].w = kLow == 8 ? word(3) : runs[r].y;  // a half run is there twice (load_run)
-  }
-}
+// What `rotate_query` leaves of the factor, 1 or 2^(-1/2), for the scores. Powers of two are in its matrix.
+template <class Rotation>
+constexpr int kHalvings = Rotation::kBlock < 64    ? 2
+                          : Rotation::kBlock < 256 ? 3
+                                                   : 4;
+template <class Rotation>
+constexpr float kScoreFactor = Rotation::kFactor * (1 << kHalvings<Rotation>);
 
-// Rotates a row of which a lane has its vectors of every run (`ChannelRuns`).
+// Rotates eight rows of q, of each of which a quad of lanes has the vectors of every run (`ChannelRuns`): B fragments of k-steps. Products
+// with a matrix of +-1 are the butterflies within a k-step; they take half of the instructions that shuffles do. Their fp32 sums have an
+// order of their own, so only q, whose bits nothing keeps, is rotated like this.
 template <class Rotation, class Runs, class Element>
-__device__ __forceinline__ void rotate_runs(uint4 (&runs)[Runs::kCount], int lane) {
-  if constexpr (Runs::kFull > 0) rotate_quad<Rotation, Element, 8, Runs::kFull>(runs, 0, lane);
-  if constexpr (Runs::kHalf > 0) rotate_quad<Rotation, Element, 4, Runs::kHalf>(runs + Runs::kFull, Runs::kFull * 32, lane);
+__device__ __forceinline__ void rotate_query(uint4 (&runs)[Runs::kCount], int lane) {
+  constexpr bool kHalf = std::is_same_v<Element, Half>;
+  constexpr uint32_t kOnes = kHalf ? 0x3c003c00u - kHalvings<Rotation> * 0x04000400u : 0x3f803f80u - kHalvings<Rotation> * 0x00800080u;
+  // The lane's two columns of the matrix in row g, of which the second one is odd; rows g + 8 and columns 8 further on differ in the sign
+  // of their product. A k-step of a full run has k-slots of two blocks of 16 channels.
+  const int g = lane / 4, column = lane % 4 * 2;
+  const auto ones = [&](int mixed) { return kOnes ^ (__popc(g & column & mixed) % 2 ? 0x80008000u : 0u) ^ (g % 2 ? 0x80000000u : 0u); };
+  const uint32_t of_half = ones(6), of_full = Rotation::kBlock > 16 ? of_half : (g ^ column) & 4 ? 0u : ones(2);
+  float sums[2 * Runs::kFull + Runs::kHalf][4] = {};
+#pragma unroll
+  for (int r = 0; r < Runs::kCount; ++r) {
+    uint32_t words[4] = {runs[r].x, runs[r].y, runs[r].z, runs[r].w};
+    if constexpr (Rotation::kSigns) {
+      const int base = Runs::channel(r);
+      const uint32_t signs = Rotation::sign_word(base / 32) >> (base % 32 + Runs::lane_channels(r) * (lane % 4)) & 0xffu;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) words[i] ^= (signs >> 2 * i) * 0x40008000u & 0x80008000u;  // bits 0 and 1 to the signs of a pair
+    }
+    const uint32_t a = Runs::is_half(r) ? of_half : of_full, negated = a ? a ^ 0x80008000u : 0u;
+#pragma unroll
+    for (int step = 0; step < Runs::lane_channels(r) / 4; ++step)
+      if constexpr (kHalf)
+        ptx::mma(sums[Runs::tile(r) + step], a, a, a, negated, words[2 * step], words[2 * step + 1]);
+      else
+        ptx::mma_bfloat(sums[Runs::tile(r) + step], a, a, a, negated, words[2 * step], words[2 * step + 1]);
+  }
+  // The two k-steps of a full run are of the same blocks; further ones are those of further channels.
+  constexpr int kSteps = Runs::kFull ? 2 * Runs::kFull : Runs::kHalf, kMixed = std::max(Runs::kFull ? 2 : 1, Rotation::kBlock / 16);
+#pragma unroll
+  for (int apart = 1; apart < kMixed; apart *= 2)
+#pragma unroll
+    for (int at = 0; at < kSteps * 4; ++at)
+      if ((at / 4 & apart) == 0) butterfly(sums[at / 4][at % 4], sums[at / 4 + apart][at % 4]);
+  // Sums are in rows of channels. Transposed as 8x8 matrices, they are B fragments again.
+#pragma unroll
+  for (int r = 0; r < Runs::kCount; ++r) {
+    uint32_t words[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float* pair = &sums[Runs::tile(r) + (Runs::is_half(r) ? 0 : i / 2)][i % 2 * 2];  // a half run is there twice (load_run)
+      words[i] = ptx::transpose(pair_of<Element>(pair[0], pair[1]));
+    }
+    runs[r] = make_uint4(words[0], words[1], words[2], words[3]);
+  }
 }
 
 // Rotates rows of which every lane has eight channels from `channel` on, one vector after the other.

@@ -13,9 +13,7 @@ __device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], uint3
   if constexpr (std::is_same_v<Element, Half>)
     ptx::mma(d, a[0], a[1], a[2], a[3], b0, b1);
   else
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    ptx::mma_bfloat(d, a[0], a[1], a[2], a[3], b0, b1);
 }
 
 // Four 8x8 matrices of 16-bit elements from shared memory; lanes 8i to 8i + 7 have the addresses of matrix i's rows.

@@ -144,6 +144,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm)
       store_work_tile<Traits>(args, memory, queue[index - 1], Traits::kQTiles - 1);
       queue.request(index + 1);
     }
+    rotate_tile<Traits>(residual, lane, tile);
     loader.publish(args, shared, warp, lane);
     flushes |= kAppend && residual.fills_block();
     __syncthreads();

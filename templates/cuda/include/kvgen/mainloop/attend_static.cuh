@@ -84,6 +84,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm) attend_s
   fetch_residual<Traits>(residual, scheduler.place, warp, lane, tile);
   const int first = begin_tiles(pipeline.tiles, scheduler, packed, seqlen.length, args.q_len, warp);
   pipeline.fill();
+  rotate_tile<Traits>(residual, lane, tile);
   loader.publish(args, shared, warp, lane);
   __syncthreads();
 #if KVGEN_SM90

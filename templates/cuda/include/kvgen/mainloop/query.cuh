@@ -61,7 +61,7 @@ struct QueryLoader {
 #pragma unroll
     for (int round = 0; round < kRounds; ++round)
       if (const int tile = round * Traits::kWarps + warp; tile < Traits::kQTiles) {
-        if constexpr (kRotated<typename Traits::Key>) rotate_runs<Rotation<typename Traits::Key>, Runs, Element>(raw[round], lane);
+        if constexpr (kRotated<typename Traits::Key>) rotate_query<Rotation<typename Traits::Key>, Runs, Element>(raw[round], lane);
         publish_tile(args, shared, raw[round], scales, tile, lane);
       }
   }
@@ -86,7 +86,9 @@ struct QueryLoader {
                   make_uint4(multiply(v.x, negate), multiply(v.y, negate), multiply(v.z, negate), multiply(v.w, negate)), half);
     }
     const int at = tile * 8 + lane / 4;
-    if (lane % 4 == 0) shared.factors[at] = args.scale * 1.4426950408889634f * power_of_two(-shift);
+    float factor = args.scale * 1.4426950408889634f * power_of_two(-shift);
+    if constexpr (kRotated<typename Traits::Key>) factor *= kScoreFactor<Rotation<typename Traits::Key>>;
+    if (lane % 4 == 0) shared.factors[at] = factor;
     if constexpr (kStaticAlone<typename Traits::Key>) publish_scaled(shared, raw, scales, shift, tile, lane);
     if constexpr (kTwoLevels<typename Traits::Key>)
       if (lane % 4 == 0) shared.packed_factors()[at] = shared.factors[at] * *scales;

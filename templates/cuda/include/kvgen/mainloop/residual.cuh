@@ -131,12 +131,17 @@ struct ResidualTile {
       for (int x = 0; x < ValueRuns::kCount; ++x) values[x][half] = load_run(ValueRuns::at(v, x, lane % 4), ValueRuns::is_half(x));
     }
   }
-  // Rotates the step's tokens, which the caller gives as they are.
+  // Rotates the step's tokens, which the caller gives as they are. K and V that are rotated alike go together: of one token, each alone
+  // would leave half of the lanes idle.
   __device__ __forceinline__ void rotate(const Residual<Traits>& residual, int lane) {
-    if constexpr (kRotated<typename Traits::Key>)
-      rotate_new<typename Traits::Key, KeyRuns>(keys, residual, lane, [&](int token) { return residual.k_row(token); });
-    if constexpr (kRotated<typename Traits::Value>)
-      rotate_new<typename Traits::Value, ValueRuns>(values, residual, lane, [&](int token) { return residual.v_row(token); });
+    using OfKey = Rotation<typename Traits::Key>;
+    using OfValue = Rotation<typename Traits::Value>;
+    if constexpr (OfKey::kBlock > 0 && std::is_same_v<OfKey, OfValue> && Traits::kHeadDim <= 128) {
+      rotate_new<OfKey, true, true>(residual, lane);
+    } else {
+      if constexpr (OfKey::kBlock > 0) rotate_new<OfKey, true, false>(residual, lane);
+      if constexpr (OfValue::kBlock > 0) rotate_new<OfValue, false, true>(residual, lane);
+    }
   }
   // Appends the step's tokens to the residual. No CTA reads these rows in this launch.
   __device__ __forceinline__ void append(const Residual<Traits>& residual, int lane) const {
@@ -154,28 +159,36 @@ struct ResidualTile {
   }
 
  private:
-  // Loads new tokens anew, as many rows as the warp holds in vectors of eight channels: of one token the runs would leave most lanes idle.
-  template <class Quant, class Runs, class Row>
-  __device__ __forceinline__ void rotate_new(uint4 (&rows)[Runs::kCount][2], const Residual<Traits>& residual, int lane, Row&& row) const {
-    constexpr int kVectors = Traits::kHeadDim / 8, kAtOnce = 32 / kVectors < 8 ? 32 / kVectors : 8;
+  // Loads new tokens anew, as many rows as the warp holds in vectors of eight channels, those of K first: of one token the runs would
+  // leave most lanes idle.
+  template <class Rotation, bool kKeys, bool kValues>
+  __device__ __forceinline__ void rotate_new(const Residual<Traits>& residual, int lane) {
+    constexpr int kVectors = Traits::kHeadDim / 8, kAtOnce = std::min(8, 32 / kVectors / (kKeys + kValues));
     using Element = typename Traits::Format::Element;
-    const int channel = lane % kVectors * 8, end = first + valid;
+    const int row = lane / kVectors, channel = lane % kVectors * 8, end = first + valid;
 #pragma unroll 1
     for (int token = max(first, residual.old); token < end; token += kAtOnce) {
-      const uint4 given = load_run(row(min(token + lane / kVectors, end - 1)) + channel, false);
-      const uint4 v = rotate_vector<Rotation<Quant>, Element>(given, channel, lane);
-      const int low = first + lane / 4 - token, high = low + 8;  // the lane's rows among these tokens
-      const bool has_low = low >= 0 && low < kAtOnce, has_high = high >= 0 && high < kAtOnce;
-      const int from = has_low ? low * kVectors : has_high ? high * kVectors : 0;
+      const int own = min(token + row % kAtOnce, end - 1);
+      const Element* from = kKeys && (!kValues || row < kAtOnce) ? residual.k_row(own) : residual.v_row(own);
+      const uint4 v = rotate_vector<Rotation, Element>(load_run(from + channel, false), channel, lane);
+      if constexpr (kKeys) take<KeyRuns>(keys, v, 0, token, kAtOnce, lane);
+      if constexpr (kValues) take<ValueRuns>(values, v, kKeys ? kAtOnce * kVectors : 0, token, kAtOnce, lane);
+    }
+  }
+  // Takes `count` rows from `token` on out of the vectors of lanes from `base` on.
+  template <class Runs>
+  __device__ __forceinline__ void take(uint4 (&rows)[Runs::kCount][2], const uint4& v, int base, int token, int count, int lane) const {
+    const int low = first + lane / 4 - token, high = low + 8;  // the lane's rows among these tokens
+    const bool has_low = low >= 0 && low < count, has_high = high >= 0 && high < count;
+    const int from = base + (has_low ? low : has_high ? high : 0) * (Traits::kHeadDim / 8);
 #pragma unroll
-      for (int x = 0; x < Runs::kCount; ++x) {
-        const int at = Runs::lane_channel(x, lane % 4), lane_of = from + at / 8;
-        uint4 mine = make_uint4(__shfl_sync(~0u, v.x, lane_of), __shfl_sync(~0u, v.y, lane_of), __shfl_sync(~0u, v.z, lane_of),
-                                __shfl_sync(~0u, v.w, lane_of));
-        if (Runs::is_half(x)) mine = at % 8 ? make_uint4(mine.z, mine.w, mine.z, mine.w) : make_uint4(mine.x, mine.y, mine.x, mine.y);
-        if (has_low) rows[x][0] = mine;
-        if (has_high) rows[x][1] = mine;
-      }
+    for (int x = 0; x < Runs::kCount; ++x) {
+      const int at = Runs::lane_channel(x, lane % 4), lane_of = from + at / 8;
+      uint4 mine = make_uint4(__shfl_sync(~0u, v.x, lane_of), __shfl_sync(~0u, v.y, lane_of), __shfl_sync(~0u, v.z, lane_of),
+                              __shfl_sync(~0u, v.w, lane_of));
+      if (Runs::is_half(x)) mine = at % 8 ? make_uint4(mine.z, mine.w, mine.z, mine.w) : make_uint4(mine.x, mine.y, mine.x, mine.y);
+      if (has_low) rows[x][0] = mine;
+      if (has_high) rows[x][1] = mine;
     }
   }
 };
@@ -292,10 +305,16 @@ __device__ __forceinline__ void fetch_residual(const Residual<Traits>& residual,
   }
 }
 
-// Attends to the warp's tiles of the residual, the first of which is already loaded. The warp that has the step's tokens in registers
-// appends them (in the first run of packed-GQA rows), unless the step packs a block: then `flush` takes them from the caller's tensors,
-// because the rows of the tokens behind the block may be those of the block. With rollback each token has a row of its own, which is read
-// again if the block is taken back.
+// Rotates the step's tokens in a tile: in the first one before q is there, since its warp would wait then.
+template <class Traits>
+__device__ __forceinline__ void rotate_tile(const Residual<Traits>& residual, int lane, ResidualTile<Traits>& tile) {
+  if constexpr (!Traits::kArrival && (kRotated<typename Traits::Key> || kRotated<typename Traits::Value>)) tile.rotate(residual, lane);
+}
+
+// Attends to the warp's tiles of the residual, the first of which is already loaded and rotated. The warp that has the step's tokens in
+// registers appends them (in the first run of packed-GQA rows), unless the step packs a block: then `flush` takes them from the caller's
+// tensors, because the rows of the tokens behind the block may be those of the block. With rollback each token has a row of its own, which
+// is read again if the block is taken back.
 template <class Traits>
 __device__ __forceinline__ void attend_residual(const Shared<Traits>& shared, const Residual<Traits>& residual, ResidualTile<Traits>& tile,
                                                 const SplitPlace& place, const SeqlenInfo& seqlen, int warp, int lane,
@@ -304,12 +323,12 @@ __device__ __forceinline__ void attend_residual(const Shared<Traits>& shared, co
   if (tile.valid <= 0) return;
 #pragma unroll 1
   for (int round = 1; tile.valid > 0; ++round) {
-    if constexpr (kRotated<typename Traits::Key> || kRotated<typename Traits::Value>) tile.rotate(residual, lane);
     if (residual.fresh && (Traits::Format::ResidualRows::kRollback > 0 || !residual.fills_block()) &&
         (Traits::kRuns == 1 || seqlen.run == 0))
       tile.append(residual, lane);
     attend_residual_tile<Traits>(tile, seqlen, shared.query(), shared.factors, lane, state);
     tile.fetch(residual, residual_tile<Traits>(residual, place, round, warp), lane);
+    rotate_tile<Traits>(residual, lane, tile);
   }
   if constexpr (kStatic<typename Traits::Value>)
     divide_values<Traits>(

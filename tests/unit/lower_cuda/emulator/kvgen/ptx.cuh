@@ -63,6 +63,10 @@ void mma(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint
   for (int i = 0; i < 4; ++i) d[i] += warp.sums[lane][i];
   emulator::meet(warp, [] {});  // the next operands come after all lanes have taken their sums
 }
+inline float bfloat_of(unsigned word, int which) { return emulator::bits<float>((word >> 16 * which & 0xffff) << 16); }
+inline void mma_bfloat(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
+  mma<bfloat_of>(d, a0, a1, a2, a3, b0, b1);
+}
 
 // The same of unsigned and signed bytes, in integers, over 32 columns of A or 16.
 template <size_t kRegisters>

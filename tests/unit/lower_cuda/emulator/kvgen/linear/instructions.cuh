@@ -7,9 +7,8 @@
 
 namespace kvgen::linear {
 
-inline float bfloat_of(unsigned word, int which) { return emulator::bits<float>((word >> 16 * which & 0xffff) << 16); }
 template <class Element>
-constexpr float (*kOf)(unsigned, int) = std::is_same_v<Element, Half> ? ptx::half_of : bfloat_of;
+constexpr float (*kOf)(unsigned, int) = std::is_same_v<Element, Half> ? ptx::half_of : ptx::bfloat_of;
 
 template <class Element>
 void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
