@@ -67,13 +67,19 @@ __device__ __forceinline__ uint32_t pair_of(float low, float high) {
   return word;
 }
 
-// What `rotate_query` leaves of the factor, 1 or 2^(-1/2), for the scores. Powers of two are in its matrix.
+// Powers of two of the factor that the matrix of `rotate_query` has.
 template <class Rotation>
 constexpr int kHalvings = Rotation::kBlock < 64    ? 2
                           : Rotation::kBlock < 256 ? 3
                                                    : 4;
+// What it leaves for the scores, 1 or 2^(-1/2).
 template <class Rotation>
-constexpr float kScoreFactor = Rotation::kFactor * (1 << kHalvings<Rotation>);
+constexpr float score_factor() {
+  if constexpr (Rotation::kBlock > 0)
+    return Rotation::kFactor * (1 << kHalvings<Rotation>);
+  else
+    return 1.f;
+}
 
 // Rotates eight rows of q, of each of which a quad of lanes has the vectors of every run (`ChannelRuns`): B fragments of k-steps. Products
 // with a matrix of +-1 are the butterflies within a k-step; they take half of the instructions that shuffles do. Their fp32 sums have an

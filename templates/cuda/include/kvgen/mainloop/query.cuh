@@ -86,9 +86,8 @@ struct QueryLoader {
                   make_uint4(multiply(v.x, negate), multiply(v.y, negate), multiply(v.z, negate), multiply(v.w, negate)), half);
     }
     const int at = tile * 8 + lane / 4;
-    float factor = args.scale * 1.4426950408889634f * power_of_two(-shift);
-    if constexpr (kRotated<typename Traits::Key>) factor *= kScoreFactor<Rotation<typename Traits::Key>>;
-    if (lane % 4 == 0) shared.factors[at] = factor;
+    constexpr float kFactor = 1.4426950408889634f * score_factor<Rotation<typename Traits::Key>>();
+    if (lane % 4 == 0) shared.factors[at] = args.scale * kFactor * power_of_two(-shift);
     if constexpr (kStaticAlone<typename Traits::Key>) publish_scaled(shared, raw, scales, shift, tile, lane);
     if constexpr (kTwoLevels<typename Traits::Key>)
       if (lane % 4 == 0) shared.packed_factors()[at] = shared.factors[at] * *scales;
