@@ -93,7 +93,7 @@ def tried(spec: LinearSpec, rows: int, tries: int) -> list[Schedule]:
     default = next(one for one in CUDA.defaults(spec, TARGET) if rows_of(one.launch) == rows)
     shapes: dict[tuple[int, ...], dict[int, Params]] = {}
     for launch in launches(spec, TARGET, rows):
-        shape = tuple(launch.integer(name) for name in ("tiles", "warps_n", "split"))
+        shape = tuple(int(launch[name]) for name in ("tiles", "warps_n", "split", "multicast"))
         shapes.setdefault(shape, {}).setdefault(launch.integer("warps_k"), launch)
     first = [ring for rings in list(shapes.values())[:tries] for ring in list(rings.values())[:2]]
     return list(dict.fromkeys([default, *(Schedule(CUDA.name, NO_LAYOUT, launch) for launch in first)]))

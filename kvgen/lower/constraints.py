@@ -310,6 +310,9 @@ _CUDA_LINEAR = Rules(
             lambda p: not p.gated or p.tiles * p.warps_n % 2 == 0,
         ),
         Rule("sums across CTAs need clusters, and {target} has none", lambda p: p.split == 1 or p.clusters),
+        Rule("multicast needs clusters, and {target} has none", lambda p: not p.multicast or p.clusters),
+        Rule("warp groups read x from their rings, which multicast does not fill", lambda p: not p.multicast or p.product == "mma"),
+        Rule("multicast to {split} CTAs along k makes clusters of more than 8", lambda p: not p.multicast or p.split <= 4),
         Rule("{target} has no warp groups", lambda p: p.product == "mma" or p.clusters),
         Rule("{warps_n} warps are no warp groups of four", lambda p: p.product == "mma" or p.warps_n % 4 == 0),
         Rule("{stages} stages leave none to copy while two are multiplied", lambda p: p.product == "mma" or p.stages >= 3),
@@ -324,7 +327,7 @@ _CUDA_LINEAR = Rules(
         ),
         Rule(
             "rings of {stages} stages for {warps_k} groups of warps exceed the shared memory of a CTA ({shared_per_cta} bytes)",
-            lambda p: p.shared_bytes(p.product, p.rows, p.tiles, p.warps_n, p.warps_k, p.stages) <= p.shared_per_cta,
+            lambda p: p.shared_bytes(p.product, p.rows, p.tiles, p.warps_n, p.warps_k, p.stages, p.split, p.multicast) <= p.shared_per_cta,
         ),
         Rule(
             "{ctas} CTAs of {warps_n} x {warps_k} warps exceed the threads of a multiprocessor",
@@ -339,7 +342,10 @@ _CUDA_LINEAR = Rules(
         ),
         Rule(
             "shared memory holds fewer than {ctas} CTAs",
-            lambda p: p.ctas * (p.shared_bytes(p.product, p.rows, p.tiles, p.warps_n, p.warps_k, p.stages) + 1024) <= p.shared_per_sm,
+            lambda p: (
+                p.ctas * (p.shared_bytes(p.product, p.rows, p.tiles, p.warps_n, p.warps_k, p.stages, p.split, p.multicast) + 1024)
+                <= p.shared_per_sm
+            ),
         ),
         Rule(
             "{tiles} tiles of {warps_n} warps and {split} CTAs along k leave half of {processors} multiprocessors idle",

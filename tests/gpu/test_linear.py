@@ -19,10 +19,12 @@ from kvgen.toolchain import build
 from kvgen.verify import CheckPolicy
 from kvgen.verify.linear import LinearCheck, LinearWorkloadCheck, seeded_weight
 
-PLAIN = Params(product="mma", rows=16, tiles=2, warps_n=1, warps_k=4, stages=4, split=1, ctas=1)
+PLAIN = Params(product="mma", rows=16, tiles=2, warps_n=1, warps_k=4, stages=4, split=1, multicast=False, ctas=1)
 LAUNCHES: dict[str, dict[str, Any]] = {
     "one warp": {"rows": 8, "tiles": 1, "warps_k": 1},
     "a cluster": {"split": 2, "warps_k": 2},
+    "multicast": {"multicast": True, "warps_k": 2},
+    "multicast to two CTAs along k": {"multicast": True, "split": 2, "warps_n": 2, "warps_k": 1},
     "many rows": {"rows": 128, "warps_n": 4, "warps_k": 1, "stages": 2},
     "a warp group": {"product": "wgmma", "rows": 64, "tiles": 1, "warps_n": 4, "warps_k": 2, "stages": 3},
     "a cluster of warp groups": {"product": "wgmma", "rows": 128, "tiles": 2, "warps_n": 4, "warps_k": 1, "stages": 3, "split": 2},
@@ -46,7 +48,7 @@ EPILOGUES: list[dict[str, Any]] = [{"bias": True}, {"epilogue": "silu_mul", "bia
 
 def compiled(spec: LinearSpec, launch: Params, target: Target | None = None) -> LinearVariant:
     target = target or target_of(torch.cuda.get_device_capability())
-    if (launch["split"] != 1 or launch["product"] == "wgmma") and not GPUS[target].clusters:
+    if (launch["split"] != 1 or launch["multicast"] or launch["product"] == "wgmma") and not GPUS[target].clusters:
         pytest.skip(f"{target} has neither clusters nor warp groups")
     source = get_backend("cuda").lower(spec, Schedule("cuda", NO_LAYOUT, launch), target)
     return load_linear(spec, build(source).path, target, rows_of(launch))

@@ -65,7 +65,8 @@ def _gpu(name: str, spec: str, schedule: str, workloads: str) -> Case:
 def _linear(name: str, arch: Arch, n: int, k: int, rows: int, linear: dict[str, Any], **launch: int | str) -> Case:
     """A linear layer; `rows` are timed, and on a GPU the most that the launch takes. Of a GPU's launch, what is not named is 1."""
     spec = LinearSpec(arch=arch, linear=LinearFormat(n=n, k=k, **linear), workloads=(LinearShape(rows=rows),))
-    plain = dict.fromkeys(("tiles", "warps_n", "warps_k", "split", "ctas"), 1) | {"product": "mma", "rows": rows, "stages": 2}
+    plain = {"product": "mma", "rows": rows, "stages": 2, "multicast": False}
+    plain |= dict.fromkeys(("tiles", "warps_n", "warps_k", "split", "ctas"), 1)
     return _case(name, spec, **({**plain, **launch} if arch != "cpu" else launch))
 
 
@@ -150,6 +151,8 @@ CASES: dict[str, dict[str, Case]] = {
                 tiles=2,
                 warps_n=2,
             ),
+            _linear("linear-multicast-split", "sm90", 80, 1152, 16, {"bias": True}, warps_k=2, split=2, multicast=True, stages=3),
+            _linear("linear-multicast", "sm90", 64, 640, 8, {"bits": 8, "group": 64}, tiles=2, warps_n=2, multicast=True),
             _linear("linear-many", "sm90", 48, 512, 64, {"bits": 8, "group": 64}, warps_n=2, warps_k=2),
             _linear(
                 "linear-wide",

@@ -17,7 +17,7 @@ from kvgen.registry.select import by_rows, default_entry, select, serving
 from kvgen.registry.store import Store
 from kvgen.spec import LinearFormat, LinearShape, LinearSpec
 
-PLAIN = Params(product="mma", rows=16, tiles=2, warps_n=1, warps_k=8, stages=4, split=1, ctas=1)
+PLAIN = Params(product="mma", rows=16, tiles=2, warps_n=1, warps_k=8, stages=4, split=1, multicast=False, ctas=1)
 
 
 def spec_of(rows: tuple[int, ...] = (1, 16, 128), **linear: Any) -> LinearSpec:
@@ -35,6 +35,9 @@ def spec_of(rows: tuple[int, ...] = (1, 16, 128), **linear: Any) -> LinearSpec:
         ({"stages": 8}, {}, "rings of 8 stages for 8 groups of warps exceed the shared memory"),
         ({"product": "wgmma"}, {}, "1 warps are no warp groups of four"),
         ({"product": "wgmma", "warps_n": 4, "warps_k": 1, "rows": 8}, {}, "wgmma multiplies 16, 32, 64 or 128 rows"),
+        ({"product": "wgmma", "warps_n": 4, "warps_k": 1, "multicast": True}, {}, "warp groups read x from their rings"),
+        ({"multicast": True, "split": 8, "warps_k": 4}, {}, "multicast to 8 CTAs along k makes clusters of more than 8"),
+        ({"multicast": True}, {"k": 14336}, "exceed the shared memory"),
         ({"rows": 24}, {}, "rows = 24 is not one of 8, 16, 32, 64, 128"),
     ],
 )
@@ -46,7 +49,8 @@ def test_schedules_that_no_gpu_runs_are_refused(change: dict[str, Any], linear: 
 
 def test_clusters_and_floats_are_refused_by_name() -> None:
     cuda = get_backend("cuda")
-    assert "sm80 has none" in cuda.space(spec_of(), "sm80").check(Schedule("cuda", NO_LAYOUT, Params({**PLAIN, "split": 2})))[0]
+    for change in ({"split": 2}, {"multicast": True, "stages": 2, "rows": 8}):
+        assert "sm80 has none" in cuda.space(spec_of(), "sm80").check(Schedule("cuda", NO_LAYOUT, Params({**PLAIN, **change})))[0]
     assert cuda.unsupported(spec_of(dtype="float32"), "sm90") == "linear.dtype is float32, and its kernels multiply float16 and bfloat16"
     assert get_backend("tilelang").unsupported(spec_of(), "sm90") == "it has no kernels for the operation linear"
     with pytest.raises(UnsupportedError, match="float32"):
@@ -57,6 +61,8 @@ def test_the_memory_of_a_cta() -> None:
     """Per stage of 128 channels: codes and params of two tiles, and 16 rows of x with 16 bytes between them."""
     linear = spec_of(zero=True, group=64).linear
     assert shared_bytes(linear, PLAIN) == 8 * 4 * (2 * 2 * (16 * 32 + 48) + 16 * (256 + 16))
+    shared = Params({**PLAIN, "multicast": True, "split": 4, "stages": 2})  # 8 stages of x, and an mbarrier for every four
+    assert shared_bytes(linear, shared) == 8 * 2 * (2 * 2 * (16 * 32 + 48)) + 16 * (8 * 256 + 16) + 2 * 8
     wide = Params({**PLAIN, "rows": 128, "tiles": 8, "warps_n": 4, "warps_k": 1, "stages": 2})
     assert shared_bytes(linear, wide) == 128 * 4 * (16 * 8 * 4 + 4)  # the sums
 
@@ -74,6 +80,26 @@ def test_defaults_cover_every_workload(target: Any, shape: tuple[int, int, str])
         assert space.check(cuda.default(spec, target, work), work) == []
         assert cuda.default(spec, target, work) in defaults
     assert {rows_of(one.launch) for one in cuda.defaults(spec_of((1, 3)), target)} == {8}
+
+
+@pytest.mark.parametrize(
+    ("target", "rows", "k", "expected"),
+    [
+        ("sm90", 8, 4096, True),
+        ("sm90", 16, 4096, True),
+        ("sm90", 16, 14336, False),  # x of half the channels leaves no room for weights
+        ("sm90", 32, 4096, False),
+        ("sm89", 16, 4096, False),
+    ],
+)
+def test_defaults_multicast_where_x_fits_beside_the_weights(target: Any, rows: int, k: int, expected: bool) -> None:
+    (one,) = get_backend("cuda").defaults(spec_of((rows,), n=4096, k=k), target)
+    assert one.launch["multicast"] is expected
+
+
+def test_stages_of_warps_are_no_more_than_their_part_of_k() -> None:
+    (one,) = get_backend("cuda").defaults(spec_of((8,), n=4096, k=4096), "sm90")
+    assert (one.launch["warps_k"], one.launch["stages"]) == (16, 2)
 
 
 def entry_of(spec: LinearSpec) -> Entry:

@@ -25,7 +25,7 @@ extern "C" void call(bool backwards, void* const* tensors, const int64_t* n) {
   emulator::backwards = backwards;
   if (shared_bytes<Schedule>() > sizeof emulator::shared) std::abort();
   checker::declare_constant(a.packed, T::Packed::kBytes);
-  emulator::launch(dim3(T::kBlocks * Schedule::kSplit), T::kThreads, [&] { linear_kernel<Schedule>(a); }, Schedule::kSplit,
+  emulator::launch(dim3(T::kBlocks * T::kSplit), T::kThreads, [&] { linear_kernel<Schedule>(a); }, T::kSplit * T::kShare,
                    Schedule::kOverlap);
 }
 extern "C" void expand(bool backwards, const void* packed, void* out, int64_t stride) {

@@ -16,7 +16,7 @@ from tests.unit.lower_cuda import race_checks
 from tests.unit.lower_cuda.emulate_linear import compiled, emulated
 
 VARIANTS = {name: case for name, case in CASES["cuda"].items() if isinstance(case.spec, LinearSpec)}
-CHECKED = ("linear-cluster", "linear-wide")
+CHECKED = ("linear-cluster", "linear-multicast-split", "linear-wide")
 """Those that are looked at for races, in two calls of all rows alone, since that takes long."""
 
 

@@ -238,6 +238,16 @@ void send(int rank, const void* pointer, int bytes, const void* barrier) {
   Known& there = released[{other.id, barrier}];
   release(there), there[cta->id][copier()] = time;
 }
+void copy_bulk(int rank, const void* to, const void* from, int bytes, const void* barrier) {
+  const uint32_t at = place(__builtin_return_address(0)), time = ++self().copies;
+  Cta& other = ctas[rank];
+  touch(from, bytes, kRead, at, copier(), time);
+  record(other.shared, number(barrier), 8, kAtomicUpdate, current, self().known[current], at);
+  record(other.shared, number(to), bytes, kWrite, copier(), time, at);
+  Times& there = released[{other.id, barrier}][cta->id];
+  if (there.size() <= static_cast<size_t>(copier())) there.resize(2 * cta->size);
+  there[copier()] = time, there[current] = std::max(there[current], self().known[current]);
+}
 void read_far(int rank, const void* pointer, int bytes) {
   const uint32_t at = place(__builtin_return_address(0));
   aligned(pointer, bytes, kRead, at);

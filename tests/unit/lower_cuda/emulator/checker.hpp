@@ -34,6 +34,8 @@ void arrive_barrier(const void* barrier);
 void wait_barrier(const void* barrier);
 // A store to another CTA of the cluster, whose mbarrier tells that it has happened.
 void send(int rank, const void* pointer, int bytes, const void* barrier);
+// The same by a bulk copy from global memory, which releases nothing else.
+void copy_bulk(int rank, const void* to, const void* from, int bytes, const void* barrier);
 void read_far(int rank, const void* pointer, int bytes);  // of another CTA of the cluster
 uint32_t read_later(const void* from, int bytes);         // as `copy`, of a matrix instruction that is waited for
 
@@ -57,6 +59,7 @@ inline void wait_cluster(const void*) {}
 inline void arrive_barrier(const void*) {}
 inline void wait_barrier(const void*) {}
 inline void send(int, const void*, int, const void*) {}
+inline void copy_bulk(int, const void*, const void*, int, const void*) {}
 inline void read_far(int, const void*, int) {}
 inline uint32_t read_later(const void*, int) { return 0; }
 

@@ -98,7 +98,7 @@ struct Fibre {
 struct Meeting {
   int size = 0, arrived = 0, round = 0;
   std::set<const int*> loaded;  // by a warp, before griddepcontrol.wait
-  std::vector<BulkCopy> bulk;   // that a warp issued: they land when it waits for their barrier
+  std::vector<BulkCopy> bulk;   // to a CTA: they land when a thread waits for their barrier
   unsigned in[32], out[32];
   unsigned words[32][6];
   float sums[32][4];
@@ -183,6 +183,11 @@ inline bool run_cta() {
   return std::all_of(fibres.begin(), fibres.end(), [](const auto& fibre) { return fibre->done; });
 }
 
+// A CTA whose memory is given away before all copies to it have landed is wrong.
+inline void end_cta() {
+  if (!cta.bulk.empty()) std::fprintf(stderr, "a CTA ends before a copy to it\n"), std::abort();
+}
+
 // A CTA of the cluster while others run.
 struct Cta {
   std::vector<std::unique_ptr<Fibre>> fibres;
@@ -209,7 +214,7 @@ inline void run_cluster(int ctas, int threads) {
       cluster[rank].swap();
       blockIdx.x = first + rank;
       if (run_cta())
-        std::memset(shared, 0xff, sizeof shared);  // no other CTA may read it any more
+        end_cta(), std::memset(shared, 0xff, sizeof shared);  // no other CTA may read it any more
       else
         done = false;
       cluster[rank].swap();
@@ -251,7 +256,7 @@ void launch(dim3 grid, int threads, const Kernel& kernel, int cluster_size = 1, 
     if (cluster_size > 1)
       run_cluster(cluster_size, threads);
     else
-      begin_cta(threads), run_cta();
+      begin_cta(threads), run_cta(), end_cta();
   }
 }
 

@@ -63,6 +63,13 @@ __device__ __forceinline__ float4 load_cluster_floats(uint32_t address) {
   asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(address) : "memory");
   return v;
 }
+// A bulk copy to the same place in every CTA of the cluster that has a bit in `ctas`, and its bytes to the mbarrier of each.
+__device__ __forceinline__ void copy_bulk_to(uint16_t ctas, uint32_t shared, const void* global, int bytes, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;" ::"r"(shared),
+      "l"(global), "r"(bytes), "r"(barrier), "h"(ctas)
+      : "memory");
+}
 #endif
 
 #if KVGEN_SM90

@@ -2,90 +2,74 @@
 // kWarpsK-th stage of the channels of its CTA; kWarpsN warps share the rows of x of a stage. W is the A operand of the MMA, so that 1 to 8
 // rows of x fill its 8 columns. CTAs of a cluster share the channels. All sums have one order, so equal calls give equal bits.
 #pragma once
+#include "kvgen/linear/inputs.cuh"
 #include "kvgen/linear/wide.cuh"
 
 namespace kvgen::linear {
 
-// Products by mma.sync: a ring of stages for each k group, x in rows that are padded against bank conflicts.
+// Products by mma.sync: a ring of stages for each k group.
 template <class Schedule>
 class Mainloop {
   using T = Traits<Schedule>;
   using Packed = typename T::Packed;
   using Element = typename T::Element;
   using Total = float (&)[T::kTiles][T::kColumns][4];
+  using Inputs = std::conditional_t<(T::kShare > 1), MulticastInputs<Schedule>, RingInputs<Schedule>>;
 
-  static constexpr int kUnitRuns = Packed::kUnit / 64;
-  static constexpr int kPitch = 2 * T::kStage + 16;           // bytes of a row of x
-  static constexpr int kInputs = T::kWarpsN * T::kWarpStage;  // where x begins in a slot
-  static constexpr int kSlot = kInputs + T::kRows * kPitch;
+  static constexpr int kUnitRuns = Packed::kUnit / 64, kPitch = Inputs::kPitch;
+  static constexpr int kInputs = T::kWarpsN * T::kWarpStage, kSlot = kInputs + Inputs::kSlot;  // where x begins in a slot, and its bytes
+  static constexpr int kRings = T::kWarpsK * T::kStages * kSlot;
   // Many rows multiply scaled weights, which are rounded to 16 bits; few rows have their sums scaled.
   static constexpr bool kFewRows = T::kColumns <= 4, kScaledSums = Packed::kGrouped && kFewRows;
 
-  const Arguments& a_;
   WarpWeights<Schedule> weights_;
-  int lane_, group_, member_, first_, stages_;
+  const Place<Schedule> at_;
+  const Inputs inputs_;
   uint32_t ring_, row_;
 
  public:
-  static constexpr int kBytes = T::kWarpsK * T::kStages * kSlot;
+  static constexpr int kBytes = kRings + Inputs::kBytes;
 
-  __device__ Mainloop(const Arguments& a, uint32_t shared, int block, int rank) : a_(a) {
-    const int warp = threadIdx.x / 32;
-    lane_ = threadIdx.x % 32, group_ = warp / T::kWarpsN, member_ = warp % T::kWarpsN;
-    const int begin = T::kAllStages * rank / T::kSplit, end = T::kAllStages * (rank + 1) / T::kSplit;
-    first_ = begin + group_, stages_ = std::max(0, (end - first_ + T::kWarpsK - 1) / T::kWarpsK);
-    ring_ = ptx::pinned(shared + group_ * T::kStages * kSlot);
-    row_ = lane_ % 8 * kPitch + lane_ / 8 * 16;
-    weights_.begin(a, (block * T::kWarpsN + member_) * T::kTiles, first_, lane_);
+  __device__ Mainloop(const Arguments& a, uint32_t shared, int block, int rank) : at_(rank), inputs_(a, shared + kRings, block, at_) {
+    ring_ = ptx::pinned(shared + at_.group * T::kStages * kSlot);
+    row_ = at_.lane % 8 * kPitch + at_.lane / 8 * 16;
+    weights_.begin(a, (block * T::kWarpsN + at_.member) * T::kTiles, at_.first, at_.lane);
   }
 
   __device__ __forceinline__ void run(Total total) {
-#pragma unroll
-    for (int i = 0; i < T::kStages - 1; ++i)
-      if (i < stages_) copy_weights(i, i);
-    ptx::griddepcontrol_wait();  // weights are constant, x is not
+    inputs_.prepare();
 #pragma unroll
     for (int i = 0; i < T::kStages - 1; ++i) {
-      if (i < stages_) copy_inputs(i, i);
-      ptx::copy_commit();
+      if (i < at_.stages) copy_weights(i, i);
+      if constexpr (T::kShare > 1) ptx::copy_commit();
     }
+    inputs_.begin();  // weights are constant, x is not
+    if constexpr (T::kShare == 1)
+#pragma unroll
+      for (int i = 0; i < T::kStages - 1; ++i) {
+        if (i < at_.stages) copy_inputs(i, i);
+        ptx::copy_commit();
+      }
     int slot = 0;
-    for (int i = 0; i < stages_; ++i) {
+    for (int i = 0; i < at_.stages; ++i) {
       ptx::copy_wait<T::kStages - 2>();
-      sync();
+      const uint32_t weights = ring_ + slot * kSlot, x = inputs_.wait(weights + kInputs, i);
       const int next = i + T::kStages - 1, into = slot == 0 ? T::kStages - 1 : slot - 1;
-      if (next < stages_) copy_weights(into, next), copy_inputs(into, next);
+      if (next < at_.stages) copy_weights(into, next), copy_inputs(into, next);
       ptx::copy_commit();
-      multiply(ring_ + slot * kSlot, total);
+      multiply(weights + at_.member * T::kWarpStage, x + row_, total);
       if (++slot == T::kStages) slot = 0;
     }
     ptx::copy_wait_all();
   }
 
  private:
-  __device__ __forceinline__ void sync() const {
-    if constexpr (T::kWarpsN == 1)
-      __syncwarp();
-    else
-      group_sync(group_, T::kWarpsN * 32);
-  }
   __device__ __forceinline__ void copy_weights(int slot, int stage) const {
-    weights_.copy(ring_ + slot * kSlot + member_ * T::kWarpStage, stage * T::kWarpsK);
+    weights_.copy(ring_ + slot * kSlot + at_.member * T::kWarpStage, stage * T::kWarpsK);
   }
-  __device__ __forceinline__ void copy_inputs(int slot, int stage) const {
-    constexpr int kVectors = T::kStage / 8, kStep = T::kWarpsN * 32 / kVectors;
-    const int thread = member_ * 32 + lane_, vector = thread % kVectors;
-    const uint32_t to = ring_ + slot * kSlot + kInputs + vector * 16;
-    const uint8_t* from = a_.x + 2 * ((first_ + stage * T::kWarpsK) * T::kStage + vector * 8);
-#pragma unroll
-    for (int i = 0; i < ceil_div(T::kRows, kStep); ++i) {
-      const int row = thread / kVectors + i * kStep;
-      if (row < a_.rows) ptx::copy_async16(to + row * kPitch, from + row * a_.x_stride);
-    }
-  }
+  __device__ __forceinline__ void copy_inputs(int slot, int stage) const { inputs_.copy(ring_ + slot * kSlot + kInputs, stage); }
 
-  __device__ __forceinline__ void multiply(uint32_t slot, Total total) const {
-    const uint32_t weights = slot + member_ * T::kWarpStage, inputs = slot + kInputs + row_;
+  __device__ __forceinline__ void multiply(uint32_t weights, uint32_t inputs, Total total) const {
 #pragma unroll
     for (int unit = 0; unit < T::kUnits; ++unit) {
       const uint32_t codes = weights + unit * Packed::kUnitBytes, x = inputs + unit * Packed::kUnit * 2;
@@ -165,8 +149,9 @@ __global__ void __launch_bounds__(Traits<Schedule>::kThreads, Schedule::kCtas) l
   const uint32_t shared = ptx::shared_address(memory);
   const int block = blockIdx.x / T::kSplit, rank = blockIdx.x % T::kSplit;
   float total[T::kTiles][T::kColumns][4] = {};
+  if constexpr (T::kEarly) ptx::griddepcontrol_launch_dependents();
   Loop<Schedule>(a, shared, block, rank).run(total);
-  ptx::griddepcontrol_launch_dependents();
+  if constexpr (!T::kEarly) ptx::griddepcontrol_launch_dependents();
   __syncthreads();  // sums take the place of the rings
   Sums<Schedule>(a, shared, block, rank).store(total);
 }

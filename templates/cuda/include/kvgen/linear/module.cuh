@@ -67,9 +67,9 @@ class Module {
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3(T::kBlocks * Schedule::kSplit), config.blockDim = dim3(T::kThreads), config.dynamicSmemBytes = bytes;
     config.stream = stream, config.attrs = attributes;
-    if (Schedule::kSplit > 1) {
+    if (Schedule::kSplit * T::kShare > 1) {
       attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
-      attributes[config.numAttrs++].val.clusterDim = {Schedule::kSplit, 1, 1};
+      attributes[config.numAttrs++].val.clusterDim = {Schedule::kSplit * T::kShare, 1, 1};
     }
     if (Schedule::kOverlap) {
       attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;

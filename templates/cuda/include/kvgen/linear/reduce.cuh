@@ -84,10 +84,11 @@ class Sums {
   __device__ __forceinline__ float4 over_all(int x_row, int row) const {
     if constexpr (Schedule::kSplit == 1) return over_warps(x_row, row);
     float4 sum = {};
+    const int first = block_ % Schedule::kShare * Schedule::kSplit;  // of the CTAs that have the same tiles
 #if KVGEN_SM90
 #pragma unroll
     for (int cta = 0; cta < Schedule::kSplit; ++cta)
-      add(sum, load_cluster_floats(ptx::cluster_address(shared_ + x_row * kPitch + 4 * row, cta)));
+      add(sum, load_cluster_floats(ptx::cluster_address(shared_ + x_row * kPitch + 4 * row, first + cta)));
 #endif
     return sum;
   }

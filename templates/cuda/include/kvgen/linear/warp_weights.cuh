@@ -13,8 +13,25 @@ struct Traits : Schedule {
   static constexpr int kStage = Schedule::kK % 128 == 0 ? 128 : 64, kUnits = kStage / Packed::kUnit;
   static constexpr int kAllStages = Schedule::kK / kStage;
   static constexpr int kTileStage = kUnits * Packed::kUnitBytes, kWarpStage = Schedule::kTiles * kTileStage;
-  static constexpr int kBlocks = ceil_div(Packed::kTiles, Schedule::kTiles* Schedule::kWarpsN);  // CTAs over n
+  static constexpr int kClusterTiles = Schedule::kTiles * Schedule::kWarpsN * Schedule::kShare;
+  static constexpr int kBlocks = ceil_div(Packed::kTiles, kClusterTiles) * Schedule::kShare;  // CTAs over n
+  static constexpr bool kEarly = Schedule::kRows <= 16;  // the next launch begins with this one, not after its products
   static_assert(kStage % Packed::kUnit == 0 && kTileStage % 16 == 0 && Schedule::kRows % 8 == 0);
+};
+
+// A thread's place in its CTA, the rank-th of those that share the channels; the CTA's stages, and those of its k group: `stages`, every
+// kWarpsK-th from `first` on.
+template <class Schedule>
+struct Place {
+  using T = Traits<Schedule>;
+  int rank, lane, group, member, begin, end, first, stages;
+
+  __device__ __forceinline__ explicit Place(int rank_) : rank(rank_), lane(threadIdx.x % 32) {
+    const int warp = threadIdx.x / 32;
+    group = warp / T::kWarpsN, member = warp % T::kWarpsN;
+    begin = T::kAllStages * rank / T::kSplit, end = T::kAllStages * (rank + 1) / T::kSplit;
+    first = begin + group, stages = std::max(0, (end - first + T::kWarpsK - 1) / T::kWarpsK);
+  }
 };
 
 // Scales of rows g and g + 8 of a tile, each twice in a word.
@@ -34,7 +51,7 @@ class WarpWeights {
   using T = Traits<Schedule>;
   using Packed = typename T::Packed;
   using Codes = Decoder<typename T::Element, Schedule::kBits>;
-  static constexpr bool kWhole = Packed::kTiles % (T::kTiles * T::kWarpsN) == 0;
+  static constexpr bool kWhole = Packed::kTiles % T::kClusterTiles == 0;
 
   int lane_, tile_;
   const uint8_t* from_;

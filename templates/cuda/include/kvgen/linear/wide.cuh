@@ -21,38 +21,35 @@ class WideMainloop {
 
   const Arguments& a_;
   WarpWeights<Schedule> weights_;
-  int lane_, group_, member_, first_, stages_;
+  const Place<Schedule> at_;
   uint32_t inputs_, codes_;  // all stages of x come first, since the swizzle asks for multiples of 1024 bytes
 
  public:
   static constexpr int kBytes = kStages * (kInputs + kCodes);
 
-  __device__ WideMainloop(const Arguments& a, uint32_t shared, int block, int rank) : a_(a) {
-    const int warp = threadIdx.x / 32, begin = T::kAllStages * rank / T::kSplit, end = T::kAllStages * (rank + 1) / T::kSplit;
-    lane_ = threadIdx.x % 32, group_ = warp / T::kWarpsN, member_ = warp % T::kWarpsN;
-    first_ = begin + group_, stages_ = std::max(0, (end - first_ + T::kWarpsK - 1) / T::kWarpsK);
-    inputs_ = shared + group_ * T::kStages * kInputs;
-    codes_ = shared + kStages * kInputs + group_ * T::kStages * kCodes + member_ * T::kWarpStage;
-    weights_.begin(a, (block * T::kWarpsN + member_) * T::kTiles, first_, lane_);
+  __device__ WideMainloop(const Arguments& a, uint32_t shared, int block, int rank) : a_(a), at_(rank) {
+    inputs_ = shared + at_.group * T::kStages * kInputs;
+    codes_ = shared + kStages * kInputs + at_.group * T::kStages * kCodes + at_.member * T::kWarpStage;
+    weights_.begin(a, (block * T::kWarpsN + at_.member) * T::kTiles, at_.first, at_.lane);
   }
 
   __device__ __forceinline__ void run(Total total) {
 #if KVGEN_SM90
 #pragma unroll
     for (int i = 0; i < kAhead; ++i)
-      if (i < stages_) copy_weights(i, i);
+      if (i < at_.stages) copy_weights(i, i);
     ptx::griddepcontrol_wait();  // weights are constant, x is not
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
-      if (i < stages_) copy_inputs(i, i);
+      if (i < at_.stages) copy_inputs(i, i);
       ptx::copy_commit();
     }
     int slot = 0, into = kAhead;
-    for (int i = 0; i < stages_; ++i) {
+    for (int i = 0; i < at_.stages; ++i) {
       ptx::copy_wait<kAhead - 1>();
       ptx::copy_bulk_fence();  // matrix instructions read what copies wrote
-      group_sync(group_, T::kWarpsN * 32);
-      if (i + kAhead < stages_) copy_weights(into, i + kAhead), copy_inputs(into, i + kAhead);
+      group_sync(at_.group, T::kWarpsN * 32);
+      if (i + kAhead < at_.stages) copy_weights(into, i + kAhead), copy_inputs(into, i + kAhead);
       ptx::copy_commit();
       multiply(slot, total);
       if (++slot == T::kStages) slot = 0;
@@ -67,9 +64,9 @@ class WideMainloop {
   __device__ __forceinline__ void copy_weights(int slot, int stage) const { weights_.copy(codes(slot), stage * T::kWarpsK); }
   __device__ __forceinline__ void copy_inputs(int slot, int stage) const {
     constexpr int kVectors = T::kStage / 8, kStep = T::kWarpsN * 32 / kVectors;
-    const int thread = member_ * 32 + lane_, vector = thread % kVectors, first = thread / kVectors;
+    const int thread = at_.member * 32 + at_.lane, vector = thread % kVectors, first = thread / kVectors;
     const uint32_t to = inputs_ + slot * kInputs + vector / 8 * kRunInputs;
-    const uint8_t* from = a_.x + 2 * ((first_ + stage * T::kWarpsK) * T::kStage + vector * 8);
+    const uint8_t* from = a_.x + 2 * ((at_.first + stage * T::kWarpsK) * T::kStage + vector * 8);
 #pragma unroll
     for (int i = 0; i < ceil_div(T::kRows, kStep); ++i) {
       const int row = first + i * kStep;

@@ -203,9 +203,9 @@ __forceinline__ void barrier_expect(uint32_t barrier, int bytes) {
   Barrier& mine = reinterpret_cast<Barrier&>(emulator::shared[barrier]);
   --mine.arrivals, mine.store(-bytes);
 }
-// The warp's bulk copies land, as late as a wait for their barrier allows.
-inline void land(emulator::Meeting& warp, uint32_t barrier) {
-  std::erase_if(warp.bulk, [barrier](const emulator::BulkCopy& copy) {
+// Bulk copies to the CTA land, as late as a wait for their barrier allows.
+inline void land(uint32_t barrier) {
+  std::erase_if(emulator::cta.bulk, [barrier](const emulator::BulkCopy& copy) {
     if (copy.barrier != barrier) return false;
     std::memcpy(emulator::shared + copy.to, copy.value.data(), copy.value.size());
     reinterpret_cast<Barrier&>(emulator::shared[barrier]).store(copy.value.size());
@@ -215,9 +215,9 @@ inline void land(emulator::Meeting& warp, uint32_t barrier) {
 __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) {
   checker::access(emulator::shared + barrier, sizeof(Barrier), checker::kAtomicRead);
   const checker::Quiet quiet;
-  emulator::wait_while([barrier, parity, warp = emulator::current / 32] {
+  emulator::wait_while([barrier, parity] {
     const Barrier& mine = reinterpret_cast<const Barrier&>(emulator::shared[barrier]);
-    if (mine.phase == parity) land(emulator::warps[warp], barrier);
+    if (mine.phase == parity) land(barrier);
     return mine.phase == parity;
   });
   checker::wait_barrier(emulator::shared + barrier);
@@ -231,13 +231,18 @@ __forceinline__ void send_cluster(uint32_t address, Value value, uint32_t barrie
   reinterpret_cast<Barrier*>(cluster_memory(barrier))->store(sizeof value);
 }
 
-// The checker does not see bulk copies.
 inline void copy_bulk_fence() {}
-inline void copy_bulk(uint32_t shared, const void* global, int bytes, uint32_t barrier) {
+// To a CTA of the cluster.
+__forceinline__ void copy_bulk_to_rank(int rank, uint32_t shared, const void* global, int bytes, uint32_t barrier) {
+  checker::copy_bulk(rank, emulator::shared + shared, global, bytes, emulator::shared + barrier);
   const checker::Quiet quiet;
   const auto* from = static_cast<const unsigned char*>(global);
   if (bytes <= 0 || bytes % 16 || shared % 16 || reinterpret_cast<uintptr_t>(from) % 16) std::abort();
-  emulator::warps[emulator::current / 32].bulk.push_back({shared, barrier, {from, from + bytes}});
+  if (reinterpret_cast<const Barrier*>(cluster_memory(cluster_address(barrier, rank)))->of == 0xff) std::abort();  // no mbarrier yet
+  (rank == emulator::rank ? emulator::cta : emulator::cluster.at(rank).cta).bulk.push_back({shared, barrier, {from, from + bytes}});
+}
+__forceinline__ void copy_bulk(uint32_t shared, const void* global, int bytes, uint32_t barrier) {
+  copy_bulk_to_rank(emulator::rank, shared, global, bytes, barrier);
 }
 
 inline void griddepcontrol_launch_dependents() {}

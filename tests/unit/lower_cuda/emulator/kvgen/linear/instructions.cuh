@@ -62,6 +62,10 @@ __forceinline__ float4 load_cluster_floats(uint32_t address) {
   std::memcpy(&v, ptx::cluster_memory(address), sizeof v);
   return v;
 }
+__forceinline__ void copy_bulk_to(uint16_t ctas, uint32_t shared, const void* global, int bytes, uint32_t barrier) {
+  for (int rank = 0; ctas >> rank; ++rank)
+    if (ctas >> rank & 1) ptx::copy_bulk_to_rank(rank, shared, global, bytes, barrier);
+}
 
 // --- products of a warp group: they read shared memory, and add to the sums, as late as the waits allow ---------------------------
 
