@@ -62,7 +62,7 @@ class Ticker:
 
     @staticmethod
     def _write(text: str) -> None:
-        with suppress(OSError):  # a run does not end because nobody can read how far it is
+        with suppress(OSError):  # a run goes on where its progress cannot be shown
             sys.stderr.write(text)
             sys.stderr.flush()
 

@@ -126,7 +126,7 @@ class Candidate:
 class Measurement(Json):
     """What came of one candidate (a schedule, compiled to a module) at one workload: verified, and timed where that was asked.
 
-    A worker fills all fields but the last two, which whoever compiled the module adds.
+    A worker fills all fields but the last two, which the process that compiled the module adds.
     """
 
     kind: Kind

@@ -164,7 +164,7 @@ def numbers(
     if found.device.type != "cpu":
         if found.device != device:
             raise ValueError(f"{name} is on {found.device}, and the cache on {device}")
-        if found.dtype not in (torch.int32, dtype):  # of larger numbers, which nobody sees, a part would be taken
+        if found.dtype not in (torch.int32, dtype):  # larger numbers would be cut without a word
             raise TypeError(f"{name} must be int32 on a GPU, not {kind}")
         return found.to(dtype), None
     known: list[int] = found.to(torch.int64).tolist()

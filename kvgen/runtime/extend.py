@@ -293,7 +293,7 @@ def _held(call: Call, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
     room = k.shape[1]
     row = torch.arange(batch, device=lengths.device).unsqueeze(1)
     place = lengths.long().unsqueeze(1) + torch.arange(count, device=lengths.device)
-    place.clamp_(max=room - 1)  # of a sequence without room, whose output is not kept
+    place.clamp_(max=room - 1)  # of a sequence without room, whose output is dropped
     for whole, fresh in zip((k, v), call.new, strict=True):
         whole[row, place] = fresh
     return (lengths + count).clamp(max=room)

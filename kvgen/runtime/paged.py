@@ -199,7 +199,7 @@ class PagedCalls:
         launch.module.pack(k, v, counts, given, *rows.over(store), self.max_len, self._overflow.address, 0)
 
     def starts(self, starts: Sequence[int]) -> Tensor:
-        """Numbers on the host as int32 on the device, for which nobody waits."""
+        """Numbers on the host as int32 on the device, copied without waiting."""
         key = tuple(starts)
         if key not in self._starts:
             if len(self._starts) > 8:

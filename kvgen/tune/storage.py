@@ -48,7 +48,7 @@ class Study:
     """The schedules of one back end at one workload: what was measured, and what is still open.
 
     `propose` draws from an Optuna sampler and gives the nearest schedule that is open, so that every trial is of one that can be built and
-    that nobody has tried. Numbers differ by their steps in the order of the space, as a share of all its steps; other values are equal or
+    that was not tried. Numbers differ by their steps in the order of the space, as a share of all its steps; other values are equal or
     differ by 1.
     """
 
@@ -80,7 +80,7 @@ class Study:
         self._claims: dict[str, int | None] = {}
         """Of this process, by the schedule's id: the running trial in a shared storage."""
         self._waiting: dict[str, int] = {}
-        """Trials that nobody works on."""
+        """Trials that no process works on."""
         self._seen: set[int] = set()
         self.records: dict[str, Measurement] = {}
         """By the schedule's id; of several measurements the last."""

@@ -246,7 +246,7 @@ def _of_head(model: Any, form: Format) -> tuple[Place, LinearSpec]:
 
 @torch.no_grad()
 def _quantized(model: Any, place: Place, spec: LinearSpec, clip: Clip, wide: str) -> QuantizedLinear:
-    """Quantize the layers of a place; their 16-bit weights go, if nobody else has them."""
+    """Quantize the layers of a place; their 16-bit weights are freed, unless others hold them."""
     layers = [model.get_submodule(name) for name in place.sources]
     weight = torch.cat([layer.weight for layer in layers]) if len(layers) > 1 else layers[0].weight
     packed = get_linear_kernel(spec).quantize(weight, clip=clip)
