@@ -121,7 +121,7 @@ def accuracy(
     if as_json:
         print_json(records)
         return
-    longest = frame[(frame.text == "all") & (frame.context == sizes.context)].set_index(["weights", "format", "measure"])
+    longest = frame[(frame.text == "all") & (frame.context == sizes.context)].set_index(["weights", "format", "measure"]).sort_index()
     rows = []
     for kind, name in frame[["weights", "format"]].drop_duplicates().itertuples(index=False):
         mine = longest.loc[kind, name]
