@@ -51,6 +51,7 @@ def entries(found: list[Found] | None = None) -> pd.DataFrame:
     from kvgen.format.sizes import must_read, timed_lengths
     from kvgen.lower.schedule import layout_of
     from kvgen.registry import stores
+    from kvgen.registry.select import stale
     from kvgen.spec import KernelSpec, Workload
     from kvgen.spec.workloads import spread
 
@@ -67,7 +68,7 @@ def entries(found: list[Found] | None = None) -> pd.DataFrame:
             if timing is not None:
                 row |= {"us": timing.us, "default_us": timing.default_us, "read_us": timing.read_us, "read_fraction": timing.read_fraction}
                 row |= {"watts": timing.watts, "clock_mhz": timing.clock_mhz, "spread": spread(timing.samples) if timing.samples else None}
-            if isinstance(entry.spec, KernelSpec) and isinstance(work, Workload):
+            if isinstance(entry.spec, KernelSpec) and isinstance(work, Workload) and stale(entry, entry.arch) is None:
                 layout = layout_of(entry.spec, entry.layout)
                 row["bytes"] = must_read(entry.spec, layout, timed_lengths(entry.spec, layout, work))
             rows.append(row)
@@ -187,9 +188,10 @@ def render(found: Sequence[Found], cache: ArtifactCache | None = None) -> str:
     sections.sort(key=lambda one: (str(one["entry"].device.get("name", "")), one["entry"].spec.name, one["entry"].key))
     launches = launches.drop_duplicates(["key", "workload"], keep="last").assign(gain=launches.default_us / launches.us)
     devices = sorted(launches.device.unique())
+    number = launches.groupby(["spec", "workload", "device"]).cumcount()  # of a device's entries for a workload
     side_by_side = [
         (spec, work, [next(iter(group[group.device == device].to_dict("records")), None) for device in devices])
-        for (spec, work), group in launches.groupby(["spec", "workload"], sort=False)
+        for (spec, work, _), group in launches.groupby(["spec", "workload", number], sort=False)
     ]
     fleet = [
         (spec, [group[group.device == device].drop_duplicates("key").to_dict("records") for device in devices])

@@ -38,15 +38,19 @@ def compare(spec: LinearSpec | MatrixSpec, target: Target, policy: TimingPolicy,
     """
     entrants_at = _linear(spec, target, policy) if isinstance(spec, LinearSpec) else _matrix(spec, target, policy)
     for work in spec.workloads:
-        entrants = entrants_at(work)
-        samples: dict[str, list[float]] = {name: [] for name in entrants}
-        for _ in range(rounds):
-            for name, (take, _) in entrants.items():
-                samples[name].append(median(take()))
-        us = {name: median(taken) for name, taken in samples.items()}
-        read_us = us[[*us][-1]]
-        for name, (_, nbytes) in entrants.items():
-            yield {"spec": spec.name, "workload": work.key, "provider": name, "us": us[name], "bytes": nbytes, "read_us": read_us}
+        yield from _records({"spec": spec.name, "workload": work.key}, entrants_at(work), rounds)
+
+
+def _records(about: dict[str, Any], entrants: Entrants, rounds: int) -> Iterator[dict[str, Any]]:
+    """Those of a workload, whose inputs are freed before the next one's are made."""
+    samples: dict[str, list[float]] = {name: [] for name in entrants}
+    for _ in range(rounds):
+        for name, (take, _) in entrants.items():
+            samples[name].append(median(take()))
+    us = {name: median(taken) for name, taken in samples.items()}
+    read_us = us[[*us][-1]]
+    for name, (_, nbytes) in entrants.items():
+        yield {**about, "provider": name, "us": us[name], "bytes": nbytes, "read_us": read_us}
 
 
 def _linear(spec: LinearSpec, target: Target, policy: TimingPolicy) -> Callable[[Any], Entrants]:

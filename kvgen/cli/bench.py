@@ -161,15 +161,21 @@ def _run_operation(
 ) -> None:
     """A linear layer, or an operation on a matrix, beside others, printed."""
     import pandas as pd
+    import torch
 
     from kvgen.bench.operations import compare
     from kvgen.bench.run import facts, write_csv
 
     records: list[dict[str, Any]] = []
-    for record in compare(spec, target, policy, rounds):
-        records.append(record)
-        if csv:
-            write_csv(csv, pd.DataFrame([{**one, **facts(target, policy)} for one in records]))
+    try:
+        for record in compare(spec, target, policy, rounds):
+            records.append(record)
+            if csv:
+                write_csv(csv, pd.DataFrame([{**one, **facts(target, policy)} for one in records]))
+    except torch.OutOfMemoryError as error:
+        if not records:
+            raise MeasureError("no workload fits into the memory that is free") from error
+        typer.echo(f"workloads after {records[-1]['workload']} do not fit into the memory that is free", err=True)
     if as_json:
         print_json(records)
         return

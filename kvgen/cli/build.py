@@ -113,6 +113,8 @@ def show_compiled(name: str, outcomes: list[CompileOutcome]) -> None:
     rows = [(p.kind, str(p.schedule), str(p.registers), str(p.spill_bytes), str(p.shared_bytes)) for p in outcomes]
     columns = ["outcome", "schedule", "registers", "spills B", "static smem B"]
     print_table(f"{name}: {len(outcomes)} schedules", columns, rows, right=columns[2:])
+    for kind, first in {one.kind: one for one in reversed(outcomes) if one.detail}.items():
+        typer.echo(f"{kind}, {first.schedule}: {first.detail}")
 
 
 def shown(title: str, ticker: Ticker) -> Callable[[Progress], None]:

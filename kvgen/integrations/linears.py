@@ -85,11 +85,11 @@ class QuantizedLinear(nn.Module):
         rows = x.reshape(-1, self.in_features)
         if rows.stride(1) != 1:
             rows = rows.contiguous()
-        if len(rows) > self.rows and self.wide != "invariant":
+        if len(rows) > self.rows and (self.wide != "invariant" or not self.rows):
             return self._wide(rows, packed, bias).view(*x.shape[:-1], self.out_features)
         out = torch.empty((*x.shape[:-1], self.out_features), dtype=x.dtype, device=x.device)
         y = out.view(-1, self.out_features)
-        for first in range(0, len(rows), self.rows or 1):
+        for first in range(0, len(rows), max(1, self.rows)):
             part = slice(first, first + self.rows)
             self.kernel(rows[part], packed, bias=bias, out=y[part])
         return out

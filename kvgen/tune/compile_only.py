@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvgen.arch import Target
-from kvgen.errors import CompilerCrash
+from kvgen.errors import CompileError, CompilerCrash
 from kvgen.lower.backend import Backend, Sources
 from kvgen.lower.schedule import Schedule
 from kvgen.plaindata import Json
@@ -46,8 +46,8 @@ def compile_space(
     """Compile the spec's schedules without running them. A later tuning finds their modules in the cache.
 
     With `limit`, the defaults and a random choice of others, so many per back end. Raises ToolchainMissing without a compiler,
-    UnsupportedError where no back end takes the spec, HostError where the disk fails: before anything is compiled if the cache cannot be
-    written.
+    UnsupportedError where no back end takes the spec, CompileError where no schedule compiles, HostError where the disk fails: before
+    anything is compiled if the cache cannot be written.
     """
     target, cache, began = target or resolve(spec.arch), cache or ArtifactCache(), time.monotonic()
     found, _ = contenders(spec, target, backends)
@@ -65,6 +65,8 @@ def compile_space(
         failures = Counter(one.kind for one in outcomes.values() if one.kind != "ok")
         passed = time.monotonic() - began
         progress(Progress("compiling", str(outcome.schedule), len(outcomes), len(schedules), 0, failures, {}, passed, None))
+    if not any(one.kind in ("ok", "spills") for one in outcomes.values()):
+        raise CompileError("no schedule compiles", next((one.detail for one in outcomes.values()), "the space has none"))
     return [outcome for _, outcome in sorted(outcomes.items())]
 
 

@@ -114,7 +114,7 @@ class Study:
                 where = self._storage.get_trial_id_from_study_id_trial_number(self._id, trial.number)
                 waits, measured = trial.state == TrialState.WAITING, key in self.records
                 if time.time() - since > STALE_S and (measured or not waits):  # of a dead host, which another one may have replaced
-                    self._storage.set_trial_state_values(where, TrialState.FAIL if measured else TrialState.WAITING)
+                    self._move(where, TrialState.FAIL if measured else TrialState.WAITING)
                     waits = True
                 if measured:
                     continue
@@ -141,18 +141,12 @@ class Study:
         """Claim a schedule: any one that can be built. False where another process was first; `anyway`: both measure it."""
         trial, claim = self._waiting.pop(schedule.id, None), (schedule.id, time.time())
         self._set_open(schedule.id, False)
-        if trial is not None:
-            try:
-                taken = self._storage.set_trial_state_values(trial, TrialState.RUNNING)
-            except optuna.exceptions.UpdateFinishedTrialError:  # another process has taken and measured it
-                taken = False
-            trial = trial if taken else None
-        if trial is not None:
-            self._storage.set_trial_user_attr(trial, CLAIM, claim)
-        elif self._shared:
+        if trial is not None and not self._move(trial, TrialState.RUNNING, {CLAIM: claim}):
+            trial = None
+        if trial is None and self._shared:
             trial = self._create(schedule, TrialState.RUNNING, {CLAIM: claim})
         if trial is not None and not anyway and self._is_claimed_before(trial, schedule):
-            self._storage.set_trial_state_values(trial, TrialState.FAIL)
+            self._move(trial, TrialState.FAIL)
             return False
         self._claims[schedule.id] = trial
         return True
@@ -162,22 +156,28 @@ class Study:
         trial = self._claims.pop(schedule.id)
         if trial is not None:
             self._waiting[schedule.id] = trial
-            self._storage.set_trial_state_values(trial, TrialState.WAITING)
+            self._move(trial, TrialState.WAITING)
         self._set_open(schedule.id, True)
 
     def finish(self, record: Measurement) -> None:
         """Store a measurement. A failure is a pruned trial: the sampler learns from it."""
         schedule = record.candidate.schedule
         state, cost = (TrialState.COMPLETE, record.cost) if record.timed else (TrialState.PRUNED, None)
-        trial = self._claims.pop(schedule.id, None)
-        if trial is None:
-            trial = self._create(schedule, state, {RECORD: record.to_json()}, cost)
-        else:
-            self._storage.set_trial_user_attr(trial, RECORD, record.to_json())
-            self._storage.set_trial_state_values(trial, state, None if cost is None else [cost])
+        trial, stored = self._claims.pop(schedule.id, None), {RECORD: record.to_json()}
+        if trial is None or not self._move(trial, state, stored, cost):
+            trial = self._create(schedule, state, stored, cost)
         self._seen.add(self._storage.get_trial_number_from_id(trial))
         self.records[schedule.id] = record
         self._set_open(schedule.id, False)
+
+    def _move(self, trial: int, state: TrialState, attributes: Mapping[str, Any] | None = None, cost: float | None = None) -> bool:
+        """Give a trial attributes and then a state. False where another process has finished it, or runs it already."""
+        try:
+            for name, value in (attributes or {}).items():
+                self._storage.set_trial_user_attr(trial, name, value)
+            return self._storage.set_trial_state_values(trial, state, None if cost is None else [cost])
+        except optuna.exceptions.UpdateFinishedTrialError:
+            return False
 
     def _is_claimed_before(self, trial: int, schedule: Schedule) -> bool:
         """Whether a trial of less number, which was stored before this one, has the schedule: of two claims the first counts."""

@@ -95,6 +95,18 @@ def test_devices_stand_side_by_side_and_what_one_lacks_is_a_dash(built: TuningRe
     }  # 3 blocks of 1536, 16 tokens of 256
 
 
+def test_entries_of_one_device_for_one_workload_are_all_shown_and_an_outdated_one_has_no_bytes(built: TuningResult):
+    entry = built.entry
+    other = replace(entry, spec=replace(entry.spec, workloads=entry.spec.workloads[:1]), timings=(replace(entry.timings[0], us=100.0),))
+    other = replace(other, layout_id="0123456789abcdef", launches=tuple(
+        replace(launch, workloads=tuple(key for key in launch.workloads if key == "1x128")) for launch in entry.launches
+    ))  # fmt: skip
+    found = [Found(one.key, "user", Path("entry.json"), one) for one in (entry, other)]
+    page = render(found)
+    assert all(f"{us}\u00a0µs" in page for us in (142, 100))
+    assert results.entries(found).set_index("us").bytes.isna()[[142.0, 100.0]].tolist() == [False, True]
+
+
 def test_numbers_read_well():
     assert [microseconds(us) for us in (None, 4.96, 999.6, 1234, 2_345_678)] == ["–", "4.96 µs", "1 ms", "1.23 ms", "2.35 s"]
     assert [fraction(one) for one in (None, 0.956, 1.0)] == ["–", ".96", "1.00"]

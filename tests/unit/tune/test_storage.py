@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from optuna.storages import BaseStorage
+from optuna.trial import TrialState
 
 from kvgen.errors import HostError, KvgenError, ToolchainMissing
 from kvgen.lower.schedule import Params, Schedule
@@ -93,6 +94,20 @@ def test_another_host_sees_what_is_measured(tmp_path: Path):
     assert other.read() == [record(candidate())]
     assert other.read() == []
     assert other.records == one.records
+
+
+def test_a_claim_that_another_host_took_for_dead_ends_in_a_trial_of_its_own(tmp_path: Path):
+    url = f"sqlite:///{tmp_path / 'studies.db'}"
+    one, other = (study(open_database(url), seed, shared=True) for seed in (0, 1))
+    slow, given_back = candidate().schedule, candidate(threads=4).schedule
+    for schedule in (slow, given_back):
+        assert one.claim(schedule)
+        other._storage.set_trial_state_values(one._claims[schedule.id], TrialState.FAIL)
+    one.finish(record(candidate()))
+    one.release(given_back)
+    assert one.is_open(given_back)
+    assert other.read() == [record(candidate())]
+    assert one.claim(given_back)
 
 
 def test_postgresql_is_opened_by_its_driver_of_today(monkeypatch: pytest.MonkeyPatch):
