@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
 
 from kvgen.bench import operations
 from kvgen.cli import main
+from kvgen.measure.inputs import MatrixInputs
+from kvgen.spec import MatrixShape
 
 MATRIX = "{name: tiny, operation: dequantize, arch: cpu, matrix: {dtype: float32}, workloads: [{tokens: 64, channels: 96}]}"
 LINEAR = "{name: tiny, operation: linear, arch: cpu, linear: {n: 64, k: 128, dtype: float32}, workloads: [{rows: 1}]}"
@@ -47,3 +50,25 @@ def test_operations_are_verified_timed_printed_and_written(
     assert rows.bytes[0] == nbytes
     assert (rows.us > 0).all()
     assert rows.read_us.nunique() == 1
+
+
+def test_what_does_not_fit_into_memory_leaves_the_rows_before_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def copies(matrix: MatrixInputs, variant: object, shape: MatrixShape, *rest: object) -> None:
+        if shape.channels > 96:
+            raise torch.OutOfMemoryError
+        made(matrix, variant, shape, *rest)
+
+    made = MatrixInputs.__init__
+    monkeypatch.setattr(MatrixInputs, "__init__", copies)
+    monkeypatch.setattr("kvgen.cli.bench.pin_threads", lambda: None)
+    for widths, code in (((96, 128), 0), ((128,), 1)):
+        workloads = ", ".join(f"{{tokens: 64, channels: {width}}}" for width in widths)
+        (tmp_path / "tiny.yaml").write_text(MATRIX.replace("{tokens: 64, channels: 96}", workloads))
+        with pytest.raises(SystemExit) as ended:
+            main(["bench", str(tmp_path / "tiny.yaml"), "--rounds", "1"])
+        told = capsys.readouterr()
+        assert bool(ended.value.code) == bool(code)
+        assert "into the memory that is free" in " ".join(told.err.split())
+        assert ("64x96" in told.out) == (not code)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from kvgen.errors import CompileError
 from kvgen.toolchain import Artifact, ArtifactCache, KernelResources, Resources
 from kvgen.tune import compile_only
 from kvgen.tune.compile_only import CompileOutcome, compile_space
@@ -30,6 +31,13 @@ def test_what_does_not_compile_is_told_by_name(tmp_path: Path):
     failed = [one for one in compile_in(tmp_path, FakeBackend(broken=8)) if one.kind != "ok"]
     assert {(one.kind, one.schedule.launch["threads"]) for one in failed} == {("compile_error", 8)}
     assert all(one.detail for one in failed)
+
+
+def test_where_nothing_compiles_the_compiler_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    refused = CompileError("g++ ended with 1", "no such header")
+    monkeypatch.setattr(compile_only, "build_many", lambda sources, workers, cache: [(i, refused) for i in range(len(sources))])
+    with pytest.raises(CompileError, match="no schedule compiles\n.*\n.*no such header"):
+        compile_in(tmp_path, FakeBackend())
 
 
 def test_spills_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
