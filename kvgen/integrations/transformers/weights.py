@@ -91,7 +91,8 @@ def quantize_weights(
     expression of `skip` are left as they are. `join=False` makes a product of each layer. `clip` is that of `LinearKernel.quantize`,
     `wide` that of `QuantizedLinear`. Kernels are those of the model's device and dtype.
 
-    Raises ValueError where a layer cannot have the format, before anything is changed, and as `get_linear_kernel` does.
+    Raises ValueError where a layer cannot have the format or weights are of several experts, before anything is changed, TypeError for what
+    is no model of transformers, and as `get_linear_kernel` does.
     """
     top = name_of_head(model)
     patterns = [re.compile(pattern) for pattern in skip]
@@ -99,6 +100,12 @@ def quantize_weights(
     def chosen(name: str) -> bool:
         return name != top and not any(pattern.search(name) for pattern in patterns)
 
+    experts = [name for name in _stacked(model) if chosen(name)]
+    if experts:
+        raise ValueError(
+            f"{experts[0]} has the matrices of several experts, and kernels multiply by one matrix: leave such weights as they are by "
+            f"skip=[{experts[0].split('.')[-2]!r}]"
+        )
     wanted = [(place, spec_of(model, place, spec)) for place in places(model, chosen, join)]
     if head is not None:
         wanted.append(_of_head(model, head))
@@ -120,6 +127,8 @@ def quantized_linears(model: nn.Module) -> dict[str, QuantizedLinear]:
 
 def name_of_head(model: Any) -> str:
     """The name of a model's output head; empty where it has none."""
+    if not hasattr(model, "get_output_embeddings"):
+        raise TypeError(f"a model of transformers is needed, not {type(model).__name__}; kvgen.integrations.linears has layers for others")
     head = model.get_output_embeddings()
     return next((name for name, module in model.named_modules() if module is head), "") if head is not None else ""
 
@@ -130,6 +139,16 @@ def name_of_head(model: Any) -> str:
 def places(model: nn.Module, chosen: Callable[[str], bool], join: bool) -> list[Place]:
     """The products that stand for a model's linear layers, of those whose names are chosen."""
     return [place for name, module in model.named_modules() for place in _of_module(name, module, chosen, join)]
+
+
+def _stacked(model: nn.Module) -> list[str]:
+    """The parameters that hold several matrices, as those of experts do; what convolves is another thing."""
+    return [
+        f"{owner}.{name}"
+        for owner, module in model.named_modules()
+        for name, parameter in module.named_parameters(recurse=False)
+        if parameter.dim() > 2 and not hasattr(module, "kernel_size")
+    ]
 
 
 def _of_module(owner: str, module: nn.Module, chosen: Callable[[str], bool], join: bool) -> Iterator[Place]:

@@ -111,6 +111,15 @@ def test_what_cannot_be_quantized_is_named_before_anything_changes() -> None:
     with pytest.raises(ValueError, match=r"layers.0.mlp.down_proj: .*64.*give it another group, or leave it as it is by skip"):
         quantize_weights(narrow, INT4)
     assert type(narrow.model.layers[0].self_attn.q_proj) is nn.Linear
+    experts = small("gpt_oss", num_hidden_layers=3)
+    with pytest.raises(ValueError, match=r"layers.0.mlp.experts.gate_up_proj has .* several experts.* by skip=\['experts'\]"):
+        quantize_weights(experts, INT4)
+    assert set(quantize_weights(experts, INT4, skip=["experts", "layers.[12]"])) == {
+        "model.layers.0.self_attn.qkv_proj",
+        "model.layers.0.self_attn.o_proj",
+    }
+    with pytest.raises(TypeError, match="a model of transformers is needed, not Sequential"):
+        quantize_weights(nn.Sequential(nn.Linear(64, 64)), INT4)
     model = small()
     quantize_weights(model, INT4, wide="refuse")
     with pytest.raises(ValueError, match="129 rows, and its kernel is compiled for 128"):
