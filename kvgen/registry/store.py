@@ -97,10 +97,6 @@ class Store:
         """All entries of the store, in the order of paths."""
         return self._read(None)
 
-    def without_entries(self) -> str:
-        """What to say where a store that the user named holds no entry."""
-        return f"{self.root} holds no entries: is it a registry's folder?"
-
     def put(self, entry: Entry) -> Path:
         """Write an entry, replacing those with the same key. Returns its file. Raises HostError if the store cannot be written, KvgenError
         for an entry with figures that are not finite.

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta, timezone
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Literal
 
@@ -25,7 +24,6 @@ from kvgen.registry.entry import Entry, here
 from kvgen.registry.select import misfits, stale, tuned_module
 from kvgen.registry.store import Found, Store, format_name
 from kvgen.runtime.device import cannot_run_here
-from kvgen.spec import KernelSpec, MatrixSpec
 from kvgen.toolchain import Artifact, ArtifactCache, build
 from kvgen.toolchain.compile import build_all
 from kvgen.toolchain.compilers import machine
@@ -58,7 +56,7 @@ TOLERATED = 0.9
 @dataclass(frozen=True)
 class Finding(Json):
     """One aspect: unchanged (`good`), different and no worse (`changed`), worse (`regressed`), not checked (`unable`), or of a file that
-    cannot be read as an entry, or says what cannot be (`damaged`).
+    cannot be read as an entry (`damaged`).
 
     `detail` says what differs, or why it was not checked. `environment`: it was not checked because this machine failed (a full disk, a
     missing or crashing compiler, a worker that does not start), and not for want of a device.
@@ -210,11 +208,11 @@ class EntryCheck:
         return self._found[level]
 
     def renewed(self) -> Entry | None:
-        """The entry as it renders and compiles now; None if `get_kernel` would not use it, if it is damaged or does not compile, or if it
-        is wrong or was not verified although this machine has the device.
+        """The entry as it renders and compiles now; None if `get_kernel` would not use it, if it does not compile, or if it is wrong or
+        was not verified although this machine has the device.
         """
         source, numbers = self.find("source"), self.find("numerics")
-        if source.status == "damaged" or source.detail.startswith(PASSED_OVER) or self.built is None:
+        if source.detail.startswith(PASSED_OVER) or self.built is None:
             return None
         if numbers.status == "regressed" or numbers.environment:
             return None
@@ -228,8 +226,6 @@ class EntryCheck:
     def _source(self) -> Finding:
         """Whether `get_kernel` would use the entry, and whether it renders to the tokens that were measured."""
         entry = self.entry
-        if (reason := next(_impossible(entry), None)) is not None:
-            return Finding("source", "damaged", reason)
         if (reason := stale(entry, entry.arch) or next(iter(misfits(entry)), None)) is not None:
             return Finding("source", "regressed", f"{PASSED_OVER}: {reason}")
         if any(launch.backend == "tilelang" for launch in entry.launches):
@@ -341,28 +337,3 @@ def _of_machine(error: BaseException | None) -> bool:
     else:
         found = isinstance(error, (HostError, ToolchainMissing, MeasureError, MemoryError))
     return found or _of_machine(error.__cause__)
-
-
-# --- claims that cannot be true, whatever the digest says ---------------------------------------------------------------
-
-FASTER, FASTER_MATRIX, FASTER_CPU = 1.1, 1.5, 10.0
-"""The most of a read's speed that is noise: on a GPU; of operations on a matrix, which may write less than the copy that is their roofline;
-and on a CPU, where starting the read's threads may take longer than a small kernel of one.
-"""
-
-
-def _impossible(entry: Entry) -> Iterator[str]:
-    """The claims of an entry that cannot be true."""
-    spec = entry.spec
-    limit = FASTER_CPU if entry.arch == "cpu" else FASTER_MATRIX if isinstance(spec, MatrixSpec) else FASTER
-    for timing in entry.timings:
-        us = min(timing.us, timing.default_us or timing.us)
-        if timing.read_us is not None and timing.read_us > limit * us:
-            yield f"its time at {timing.workload.key} is {timing.read_us / us:.0%} of the read's speed"
-    inexact = isinstance(spec, KernelSpec) and (spec.key.quantized or spec.value.quantized or spec.attention.dtype != "float32")
-    for key, errors in entry.accuracy.items():
-        if inexact and errors.get("relative_l2") == 0:
-            yield f"its error at {key} is 0, which attention of this format cannot reach"
-    date, tomorrow = str(entry.provenance.get("date", "")), datetime.now(timezone.utc) + timedelta(days=1)  # by which clocks may differ
-    if date > tomorrow.isoformat():
-        yield f"its date {date!r:.60} is in the future"

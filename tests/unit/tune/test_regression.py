@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import errno
-import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -142,24 +140,8 @@ def test_further_launches_are_verified(place: Place):
     assert place.jobs[-1].workload == place.entry.spec.workloads[0]
 
 
-CLAIMS: dict[str, Callable[[Entry], Entry]] = {
-    "of the read's speed": lambda e: timed(e, us=e.timings[0].us / 100, samples=()),
-    "is 0, which": lambda e: replace(e, accuracy={key: {"relative_l2": 0.0} for key in e.accuracy}),
-    "in the future": lambda e: replace(e, provenance={**e.provenance, "date": "2999-01-01T00:00:00+00:00"}),
-}
-
-
 def timed(entry: Entry, **changes: object) -> Entry:
     return replace(entry, timings=tuple(replace(timing, **changes) for timing in entry.timings))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("reason", CLAIMS)
-def test_claims_that_cannot_be_true_are_damage_and_are_not_accepted(place: Place, reason: str):
-    place.entry = CLAIMS[reason](place.entry)
-    checked = place.check()
-    assert checked.verdict == "damaged"
-    assert re.search(reason, checked.reason)
-    assert checked.renewed is None
 
 
 def test_a_worker_that_does_not_start_or_lacks_memory_is_no_regression(place: Place):
