@@ -18,15 +18,11 @@ from typing import NamedTuple
 
 from kvgen._resources import generated
 from kvgen.errors import HostError
-from kvgen.files import read_plain
+from kvgen.files import write_whole
 from kvgen.registry.entry import Damaged, Entry
 from kvgen.spec import AnySpec, LinearSpec, MatrixSpec, QuantSpec
-from kvgen.toolchain.cache import sync
 
 LOCK = ".lock"
-STAGING = ".staging-"
-MOST_BYTES = 1 << 24
-"""Largest size of an entry's file."""
 MOST_NAME = 200
 """Longest name of an entry's file, without its suffix."""
 _KEY = re.compile(rb'"key": "([0-9a-f]{16})"')
@@ -109,14 +105,7 @@ class Store:
             place = next((path for path in present if path.parent == folder), None)
             place = place or next(path for stem in _names(entry, name) if not (path := folder / f"{stem}.json").exists())
             folder.mkdir(parents=True, exist_ok=True)
-            handle, staged = tempfile.mkstemp(prefix=STAGING, dir=self.root)
-            with open(handle, "w", encoding="utf-8") as file:
-                os.fchmod(handle, 0o644)
-                file.write(text)
-                file.flush()
-                os.fsync(handle)
-            Path(staged).replace(place)
-            sync(folder)
+            write_whole(place, text)
             for path in present:
                 if path != place:
                     path.unlink(missing_ok=True)
@@ -124,7 +113,7 @@ class Store:
 
     def require_writable(self) -> None:
         """Raise HostError if the store cannot be written."""
-        with self._locked(), tempfile.NamedTemporaryFile(prefix=STAGING, dir=self.root) as file:
+        with self._locked(), tempfile.NamedTemporaryFile(dir=self.root) as file:
             file.write(bytes(4096))
 
     def _read(self, name: str | None) -> list[Found]:
@@ -139,7 +128,7 @@ class Store:
     def _load(self, path: Path) -> Found:
         raw = b""
         try:
-            raw = read_plain(path, MOST_BYTES)
+            raw = path.read_bytes()
             entry = Entry.of_text(raw)
             return Found(self.name, path, entry.key, entry)
         except FileNotFoundError:
@@ -151,14 +140,12 @@ class Store:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Hold the store's lock, after removing leftovers of killed writers. An OSError within becomes a HostError."""
+        """Hold the store's lock. An OSError within becomes a HostError."""
         from filelock import FileLock
 
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             with FileLock(self.root / LOCK):
-                for left in self.root.glob(f"{STAGING}*"):
-                    left.unlink(missing_ok=True)
                 yield
         except OSError as error:
             reason = error.strerror or error

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from kvgen.errors import KvgenError, SpecError, SpecIssue, UnsupportedError
-from kvgen.files import read_plain
 from kvgen.spec.issues import closest
 from kvgen.spec.load import load_spec
 from kvgen.spec.model import KernelSpec
@@ -24,8 +23,6 @@ Format = KernelSpec | Mapping[str, Any] | str | Path
 """What a spec is loaded from; a mapping may leave `attention` out."""
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-MAX_CONFIG = 1 << 20
-"""Bytes of a `config.json`."""
 MOST = 1 << 16
 """Layers, heads or channels that a configuration may name."""
 
@@ -171,7 +168,7 @@ def read_config(path: Path) -> Config:
     """The mapping in a `config.json`, or in that of a folder. Raises SpecError."""
     file = path / "config.json" if path.is_dir() else path
     try:
-        config = json.loads(read_plain(file.resolve(), MAX_CONFIG))  # a file in the cache of the hub is a link
+        config = json.loads(file.read_bytes())
     except OSError as error:
         raise SpecError([SpecIssue("", f"cannot read the file: {error.strerror or error}")], str(file)) from None
     except (ValueError, RecursionError) as error:

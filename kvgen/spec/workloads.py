@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 import re
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -137,8 +136,3 @@ class Timing(Json):
     def disturbed(self) -> bool:
         """Whether the samples differ by more than MOST_SPREAD."""
         return spread(self.samples) > MOST_SPREAD
-
-    def check(self) -> None:
-        """Raises ValueError for times that no measurement gives."""
-        if not all(us is None or 0 < us <= sys.float_info.max for us in (self.us, *self.samples, self.read_us, self.default_us)):
-            raise ValueError(f"the measurement of {self.workload.key} has a time that is no finite number above 0")

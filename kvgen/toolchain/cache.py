@@ -16,11 +16,10 @@ from pathlib import Path
 
 from kvgen._resources import user_cache
 from kvgen.errors import HostError, KvgenError, host_errors
-from kvgen.files import is_name, read_json, read_plain
 from kvgen.plaindata import Json
 
 MODULE = "module.so"
-META, MOST_META = "artifact.json", 1 << 20
+META = "artifact.json"
 ABANDONED_S = 86400.0
 """Age of a temporary folder whose process was killed."""
 
@@ -61,11 +60,7 @@ class Artifact:
 
 
 class ArtifactCache:
-    """Artifacts under `root`. A damaged folder counts as missing.
-
-    Keys and source ids are single names: anything else is refused with a KvgenError. Methods that write raise HostError if
-    the disk is full or `root` cannot be written.
-    """
+    """Artifacts under `root`. A damaged folder counts as missing. Methods that write raise HostError where the disk does not take it."""
 
     def __init__(self, root: Path | None = None) -> None:
         self.root = Path(root) if root is not None else user_cache()
@@ -75,7 +70,7 @@ class ArtifactCache:
         """The artifact of a key, or None if it is missing or was changed."""
         folder = self._folder(key)
         try:
-            meta, sha256 = read_json(folder / META, MOST_META), _sha256(folder / MODULE)
+            meta, sha256 = json.loads((folder / META).read_bytes()), _sha256(folder / MODULE)
             resources = Resources.from_json(meta["resources"])
             return Artifact(key, folder / MODULE, resources, sha256) if sha256 == meta["sha256"] else None
         except PermissionError as error:
@@ -92,8 +87,6 @@ class ArtifactCache:
             meta = {"sha256": _sha256(staged / MODULE), "resources": resources.to_json()}
             for name, text in {**(extra or {}), META: json.dumps(meta, indent=1)}.items():
                 (staged / name).write_text(text, encoding="utf-8")
-            for file in staged.iterdir():
-                sync(file)
             target = self._folder(key)
             with suppress(FileNotFoundError):  # another process has put one there, whole or damaged
                 if (there := self.get(key)) is not None:
@@ -105,14 +98,13 @@ class ArtifactCache:
             except OSError as error:
                 if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                     raise
-            sync(target.parent)
             if (artifact := self.get(key)) is None:
                 raise HostError(f"cannot write {target}: it is damaged", target)
             return artifact
 
     def name(self, source_id: str, key: str, machine: str) -> None:
         """Let a module be found by its source alone on machines like `machine` (`compilers.machine`): its compiler may be missing there."""
-        place, _ = self._source(source_id, machine), self._folder(key)
+        place = self._source(source_id, machine)
         with self.scratch() as scratch:
             place.parent.mkdir(parents=True, exist_ok=True)
             (scratch / "key").write_text(key)
@@ -121,16 +113,15 @@ class ArtifactCache:
     def named(self, source_id: str, machine: str) -> Artifact | None:
         """The module that `name` assigned to a source on such a machine, or None."""
         try:
-            key = read_plain(self._source(source_id, machine), MOST_META).decode()
-        except (OSError, ValueError):
+            return self.get(self._source(source_id, machine).read_text())
+        except FileNotFoundError:
             return None
-        return self.get(key) if is_name(key) else None
 
     def verified(self, artifact: Artifact, use: str) -> bool:
         """Whether `mark_verified` recorded exactly these bytes for this use."""
         try:
-            return read_plain(self._record(artifact, use), MOST_META).decode() == artifact.sha256 != ""
-        except (OSError, ValueError):
+            return self._record(artifact, use).read_text() == artifact.sha256 != ""
+        except FileNotFoundError:
             return False
 
     def mark_verified(self, artifact: Artifact, use: str) -> None:
@@ -195,7 +186,7 @@ class ArtifactCache:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _folder(self, key: str) -> Path:
-        if not is_name(key):
+        if Path(key).name != key:  # entries name keys, and come from others, too
             raise KvgenError(f"{key!r:.120} is no key of a compiled module")
         return self.root / "modules" / key[:2] / key
 
@@ -203,19 +194,8 @@ class ArtifactCache:
         return self._folder(artifact.id) / f"verified-{use}"
 
     def _source(self, source_id: str, machine: str) -> Path:
-        if not is_name(source_id):
-            raise KvgenError(f"{source_id!r:.120} is no id of a source")
         return self.root / "sources" / f"{source_id}.{machine}"
 
 
 def _sha256(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
-
-
-def sync(path: Path) -> None:
-    """Sync a file or folder to disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -8,13 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvgen.files import is_name, read_json, write_whole
-
-
-def test_hostile_names_are_none() -> None:
-    hostile = ["", ".", "..", "../x", "a/b", "/etc", ".hidden", "-o", "a\n", "a\0b", "ä", "x" * 201, None, b"a"]
-    assert not any(map(is_name, hostile))
-    assert is_name("kernel-9748340b.cu")
+from kvgen.files import write_whole
 
 
 @contextmanager
@@ -47,11 +41,3 @@ def test_a_text_goes_through_a_pipe_that_is_named_by_its_handle() -> None:
     os.close(writer)
     assert os.read(reader, 100) == b"page"
     os.close(reader)
-
-
-def test_json_is_of_finite_numbers_and_within_bounds(tmp_path: Path) -> None:
-    file = tmp_path / "a.json"
-    for text, reason in (("[" * 100_000, "too deeply"), ("[NaN]", "no number"), ("[1e999]", "no number"), ("[1, 2, 3, 4]", "more than 10")):
-        file.write_text(text)
-        with pytest.raises(ValueError, match=reason):
-            read_json(file, 10 if "4" in text else 1 << 20)

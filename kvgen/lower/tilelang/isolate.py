@@ -12,6 +12,7 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -24,7 +25,7 @@ from kvgen.children import run
 from kvgen.digest import canonical_json, digest, files_digest
 from kvgen.errors import HOST_REASONS, CompileError, CompilerCrash, HostError, ToolchainMissing, host_errors
 from kvgen.extras import install_line
-from kvgen.files import read_json, write_whole
+from kvgen.files import write_whole
 from kvgen.lower.schedule import Schedule
 from kvgen.lower.tilelang.sizes import Sizes, sizes_of
 from kvgen.plaindata import Json
@@ -33,8 +34,6 @@ from kvgen.spec import KernelSpec
 OLDEST = "0.1.15"
 """The first TileLang that lowers the programs: older ones do not keep what a loop defines."""
 TIMEOUT_S = 600.0
-MOST_BYTES = 1 << 24
-"""Largest size of a kept result, in bytes."""
 LOG_CHARS = 4000
 ARCH = "sm_80"
 """The programs use nothing that came later; nvcc compiles them for the target."""
@@ -86,8 +85,8 @@ def lower_apart(spec: KernelSpec, schedule: Schedule, timeout_s: float = TIMEOUT
     """
     identity = [asdict(sizes_of(spec, schedule)), tilelang_version(), _program_digest()]
     file = user_cache() / "lowered" / f"{digest(identity)}.json"
-    if kept := _read(file):
-        return kept
+    with suppress(OSError, ValueError):  # nothing is kept, or another version of kvgen kept it
+        return Lowered.from_json(json.loads(file.read_bytes()))
     if reason := missing():
         raise ToolchainMissing(reason)
     request = canonical_json({"spec": {**spec.format(), "name": "kernel"}, "schedule": schedule.to_json()})
@@ -124,13 +123,6 @@ def _run(request: str, timeout_s: float) -> str:
     if done.returncode:
         raise CompileError(f"TileLang failed with exit status {done.returncode}", done.stderr[-LOG_CHARS:])
     return done.stdout
-
-
-def _read(file: Path) -> Lowered | None:
-    try:
-        return Lowered.from_json(read_json(file, MOST_BYTES))
-    except (OSError, ValueError):
-        return None
 
 
 def _installed() -> str | None:

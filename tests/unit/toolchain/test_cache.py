@@ -50,7 +50,7 @@ def test_a_full_or_read_only_disk_is_a_failure_of_this_machine(tmp_path: Path, m
         raise OSError(code, os.strerror(code))
 
     cache = ArtifactCache(tmp_path / "c")
-    monkeypatch.setattr(cache_module.os, "fsync", fails)
+    monkeypatch.setattr(cache_module.shutil, "copyfile", fails)
     with pytest.raises(HostError, match=os.strerror(code)):
         cache.put("ab12", module(tmp_path), RESOURCES)
     monkeypatch.setattr(Path, "write_text", fails)
