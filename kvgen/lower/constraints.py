@@ -222,6 +222,10 @@ _CPU = Rules(
     ),
     hints=(
         Rule(
+            "blocks of {block} tokens were slower than shorter ones at every length",
+            lambda p: p.block <= max(256, p.block_multiple),
+        ),
+        Rule(
             "blocks between two doublings of {block_multiple} tokens are not worth the time",
             lambda p: p.block // p.block_multiple & p.block // p.block_multiple - 1 == 0,
         ),

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
 import os
 import resource
 import signal
@@ -82,12 +83,13 @@ class Worker:
                 raise MeasureError(f"no worker process could be started: {error}") from error
             self._process.wait_ready()
 
-    def run(self, job: Job, timeout_s: float = TIMEOUT_S) -> Measurement:
+    def run(self, job: Job, timeout_s: float = TIMEOUT_S, seconds: float = math.inf) -> Measurement:
         """Load, verify and time a job. A crash, a hang or a wrong result of the candidate becomes the measurement.
 
-        `timeout_s` bounds each stage: load, verify, time. Raises MeasureError where no worker can be started.
+        `timeout_s` bounds each stage: load, verify, time. Raises MeasureError where no worker can be started, TimeoutError where the job
+        takes longer than `seconds` as a whole, which says nothing of the candidate.
         """
-        return self._request([job], None, timeout_s)[0]
+        return self._request([job], None, timeout_s, whole_s=seconds)[0]
 
     def interleave(
         self, jobs: Sequence[Job], rounds: int = ROUNDS, timeout_s: float = TIMEOUT_S, *, seconds: float | None = None
@@ -115,7 +117,9 @@ class Worker:
             self._process.kill()
             self._process = None
 
-    def _request(self, jobs: Sequence[Job], rounds: int | None, timeout_s: float, seconds: float | None = None) -> list[Measurement]:
+    def _request(
+        self, jobs: Sequence[Job], rounds: int | None, timeout_s: float, seconds: float | None = None, whole_s: float = math.inf
+    ) -> list[Measurement]:
         """What the process says of each job: of one that is done as a whole where `rounds` is None, else of interleaved ones."""
         if not jobs:
             return []
@@ -128,7 +132,7 @@ class Worker:
         assert self._process is not None
         started = time.monotonic()
         try:
-            answer = self._process.outcome(request, timeout_s)
+            answer = self._process.outcome(request, timeout_s, whole_s)
         except BaseException:  # the answer, which still comes, would be read as that of the next request
             self.close()
             raise
@@ -177,19 +181,24 @@ class _Process:
             raise MeasureError(f"a worker process did not start{tail}")
         self._ready = self._resident()
 
-    def outcome(self, request: dict[str, Any], timeout_s: float) -> list[Any] | Measurement:
-        """What the process reports of each job, or the measurement that follows from its end or its silence."""
+    def outcome(self, request: dict[str, Any], timeout_s: float, whole_s: float) -> list[Any] | Measurement:
+        """What the process reports of each job, or the measurement that follows from its end or its silence. Raises TimeoutError after
+        `whole_s` seconds.
+        """
+        until = time.monotonic() + whole_s
         with suppress(OSError):  # if the process has ended, reading its answer will show it
             self._connection.send_bytes(json.dumps(request).encode())
         own = begun = self._resident()  # what is kvgen's own: also what it keeps of earlier jobs
         stage, limit_s, most = "load", timeout_s, own + self._limit
-        while (message := self._answer(time.monotonic() + limit_s, most)) is not None:
+        while (message := self._answer(min(until, time.monotonic() + limit_s), most)) is not None:
             if "found" in message:
                 return list(message["found"])
             now = self._resident()
             own += now - begun if stage in OWN else 0
             stage, begun = str(message["stage"]), now
             limit_s, most = (max(OWN_S, timeout_s), self._ready + self._ceiling) if stage in OWN else (timeout_s, own + self._limit)
+        if time.monotonic() >= until:
+            raise TimeoutError(f"it did not finish {stage} within {whole_s:.3g} s in all")
         return self._post_mortem(stage, limit_s)
 
     def kill(self) -> None:

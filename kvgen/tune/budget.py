@@ -77,12 +77,19 @@ class Clock:
         return None if self.budget.seconds is None else max(0.0, (1 - RESERVE) * self.budget.seconds - self.elapsed)
 
     @property
+    def measuring_left(self) -> float:
+        """Seconds that a measurement of the search may take which begins now: until half of the final's time has passed."""
+        if self.search_over:
+            return 0.0
+        return math.inf if self.budget.seconds is None else (1 - RESERVE / 2) * self.budget.seconds - self.elapsed
+
+    @property
     def search_over(self) -> bool:
         """Whether only the finalists may still be measured."""
         return self.trials_left == 0 or self.search_left == 0
 
 
-Phase = Literal["waiting", "compiling", "measuring", "finalists", "done"]
+Phase = Literal["waiting", "compiling", "searching", "finalists", "done"]
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ candidate that crashes or hangs costs one measurement.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -93,9 +94,9 @@ class CompileQueue(CompilePool):
 class Pipeline:
     """Candidates on their way: they are compiled, wait for a device, and are measured, what is compiled first at first."""
 
-    def __init__(self, queue: CompileQueue, runner: Runner, timely: Callable[[Candidate], bool]) -> None:
-        """`timely` says of a compiled candidate whether there is time to measure it."""
-        self._queue, self._runner, self._timely = queue, runner, timely
+    def __init__(self, queue: CompileQueue, runner: Runner, time_for: Callable[[Candidate], float]) -> None:
+        """`time_for` says how many seconds there are for a compiled candidate: one that takes longer is ended, and has no outcome."""
+        self._queue, self._runner, self._time_for = queue, runner, time_for
         self.width = 2 * max(queue.workers, runner.devices)
         """Candidates that keep all compilers and devices busy."""
         self.inside: dict[Key, Candidate] = {}
@@ -143,8 +144,8 @@ class Pipeline:
             artifact = self._queue.artifact(candidate.schedule)
             with self._queue.at_rest():
                 device = self._idle.get()
-                if self._timely(candidate) and not self._ended.is_set():
-                    outcome = self._runner.measure(candidate, artifact, device)
+                if (seconds := self._time_for(candidate)) > 0 and not self._ended.is_set():
+                    outcome = self._runner.measure(candidate, artifact, device, seconds)
         except BaseException as error:
             outcome = error
         self._outcomes.put((candidate, outcome))
@@ -194,11 +195,13 @@ class Runner:
         self._workers = [Worker(memory_bytes, _environment(name if devices else None, len(names))) for name in names]
         self._locks = [locks / f"measure-{target if name is None else gpu_uuid(name)}.lock" for name in names]
 
-    def measure(self, candidate: Candidate, artifact: Artifact, device: int) -> Measurement:
-        """Verify, then time. A crash, a hang or a wrong result of the candidate becomes its record. A device that measures a module which
-        another one verifies now waits for its verdict.
+    def measure(self, candidate: Candidate, artifact: Artifact, device: int, seconds: float = math.inf) -> Measurement | None:
+        """Verify, then time. A crash, a hang or a wrong result of the candidate becomes its record; None where it takes longer than
+        `seconds`. A device that measures a module which another one verifies now waits for its verdict.
         """
-        return self._judged(candidate, artifact, device, self._search)
+        with suppress(TimeoutError):
+            return self._judged(candidate, artifact, device, self._search, seconds)
+        return None
 
     def verify(self, candidate: Candidate, artifact: Artifact) -> Measurement:
         """Verify on the first device without timing, unless this runner has verified the module at this workload already."""
@@ -207,13 +210,15 @@ class Runner:
             return self._judged(candidate, artifact, 0, None)
         return candidate.measured("ok", accuracy=accuracy, resources=artifact.resources.to_json(), module=artifact.sha256)
 
-    def _judged(self, candidate: Candidate, artifact: Artifact, device: int, timing: TimingPolicy | None) -> Measurement:
+    def _judged(
+        self, candidate: Candidate, artifact: Artifact, device: int, timing: TimingPolicy | None, seconds: float = math.inf
+    ) -> Measurement:
         module = artifact.sha256
         with self._verifying.setdefault(module, Lock()) if module not in self._verified else nullcontext():
             before = self._verified.get(module, {})
             job = self._job(candidate, artifact, timing, replace(self._check, workloads_only=module in self._verified))
             with self._locked(device):
-                outcome = self._workers[device].run(job, self._timeout_s)
+                outcome = self._workers[device].run(job, self._timeout_s, seconds)
             accuracy = {name: max(before.get(name, 0.0), outcome.accuracy.get(name, 0.0)) for name in {**before, **outcome.accuracy}}
             if outcome.ok:
                 self._verified[module] = self.passed[module, candidate.workload.key] = accuracy

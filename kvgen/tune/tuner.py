@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -231,7 +232,7 @@ class _Build:
         dropped, but for the defaults and the present winner.
         """
         must = {candidate.key for candidate in self.keep}
-        pipeline = Pipeline(queue, self.runner, lambda candidate: not self.clock.search_over or candidate.key in must)
+        pipeline = Pipeline(queue, self.runner, lambda candidate: math.inf if candidate.key in must else self.clock.measuring_left)
         try:
             while True:
                 self._refill(search, pipeline)
@@ -264,7 +265,7 @@ class _Build:
         if self.shared:
             search.read()
         for candidate in search.next(room):
-            self.tell("compiling", str(candidate.schedule))
+            self.tell("searching", str(candidate.schedule))
             pipeline.start(candidate)
 
     def _take(self, candidate: Candidate, outcome: Outcome) -> None:
@@ -287,7 +288,7 @@ class _Build:
             self.kept_at = self.clock.elapsed
         if not record.ok:
             self.failures[record.kind] += 1
-        self.tell("measuring", str(record.candidate.schedule))
+        self.tell("searching", str(record.candidate.schedule))
 
     # --- after the search ----------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ line, so that several begin together. Measurements are made up and take 0.2 s; i
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 from time import sleep
@@ -20,7 +21,7 @@ from tests.support.tuning import FakeBackend, FakeRunner, compile_nothing, tiny_
 
 
 class Slow(FakeRunner):
-    def measure(self, candidate: Candidate, artifact: Artifact, device: int) -> Measurement:
+    def measure(self, candidate: Candidate, artifact: Artifact, device: int, seconds: float = math.inf) -> Measurement | None:
         sleep(0.2)
         print("measured", flush=True)
         return super().measure(candidate, artifact, device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -128,7 +129,7 @@ class FakeRunner(Runner):
     passed: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)
     closed: bool = False
 
-    def measure(self, candidate: Candidate, artifact: Artifact, device: int) -> Measurement:
+    def measure(self, candidate: Candidate, artifact: Artifact, device: int, seconds: float = math.inf) -> Measurement | None:
         self.measured.append(candidate)
         return self._judge(self._record(candidate, artifact))
 

@@ -97,6 +97,14 @@ def test_bad_candidates_are_named_and_the_next_one_is_served(worker: Worker, fau
     assert worker.run(NOTHING).ok
 
 
+def test_a_job_that_takes_longer_than_there_is_time_has_no_measurement(worker: Worker) -> None:
+    before = running_children()
+    with pytest.raises(TimeoutError, match=r"^it did not finish verify within 2 s in all$"):
+        worker.run(job("hang"), timeout_s=60.0, seconds=2.0)
+    assert not (running_children() & before)
+    assert worker.run(NOTHING, seconds=60.0).ok
+
+
 def test_memory_of_kvgen_is_not_the_candidates() -> None:
     """The buffers of a cold measurement alone are larger than the limit, and so they are for the next candidate."""
     cold = replace(TIMING, cold_bytes=160 << 20, read=True)

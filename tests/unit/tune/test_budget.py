@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 import pytest
@@ -28,7 +29,9 @@ def test_the_search_ends_by_trials_or_where_the_final_begins():
     time = [0.0]
     clock = Clock(Budget(trials=2, seconds=100.0), now=lambda: time[0])
     assert (clock.trials_left, clock.left, clock.search_left, clock.search_over) == (2, 100.0, 70.0, False)
+    assert clock.measuring_left == 85.0
     time[0] = 75.0
     assert (clock.search_left, clock.left, clock.search_over) == (0.0, 25.0, True)
+    assert clock.measuring_left == 0.0
     assert Clock(Budget(trials=2), used=2).search_over
-    assert not Clock(Budget()).search_over
+    assert (Clock(Budget()).search_over, Clock(Budget()).measuring_left) == (False, inf)

@@ -40,7 +40,7 @@ class FakeWorkers:
         self.environments.append(environment)
         return self
 
-    def run(self, job: Job, timeout_s: float) -> Measurement:
+    def run(self, job: Job, timeout_s: float, seconds: float) -> Measurement:
         assert job.check is not None
         with self.lock:
             (self.part if job.check.workloads_only else self.whole).append(job.workload.key if job.workload else "")

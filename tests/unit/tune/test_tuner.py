@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -227,7 +228,7 @@ def test_the_present_winner_stays_unless_clearly_beaten(place: Place):
 
 def test_a_short_budget_has_fewer_finalists_and_says_what_a_build_needs(place: Place, monkeypatch: pytest.MonkeyPatch):
     class Slow(FakeRunner):
-        def measure(self, candidate: Candidate, artifact: Artifact, device: int) -> Measurement:
+        def measure(self, candidate: Candidate, artifact: Artifact, device: int, seconds: float = math.inf) -> Measurement | None:
             sleep(0.05)
             return super().measure(candidate, artifact, device)
 
@@ -239,6 +240,20 @@ def test_a_short_budget_has_fewer_finalists_and_says_what_a_build_needs(place: P
     assert 3 * len(short.finals[0]) <= 24 < 3 * len(whole.finals[0])
     (note,) = place.tune(Slow(policy={"runner": "slow"}), budget=Budget(seconds=0.01)).notes
     assert re.fullmatch(r"it took \d+ s of 0 s: the defaults and the final alone need about \d+ s here", note)
+
+
+def test_a_measurement_that_outlasts_the_search_is_ended_and_has_no_record(place: Place):
+    class Long(FakeRunner):
+        def measure(self, candidate: Candidate, artifact: Artifact, device: int, seconds: float = math.inf) -> Measurement | None:
+            if seconds == math.inf:  # a default
+                return super().measure(candidate, artifact, device)
+            sleep(seconds)
+            return None
+
+    result = place.tune(Long(exclusive=False), budget=Budget(seconds=1.0))
+    assert (result.measured, len(result.records)) == (2, 2)
+    assert {record.candidate.schedule.id for record in result.records} == {FakeBackend().default(tiny_spec(), "cpu").id}
+    assert place.tune().known == 2
 
 
 def test_an_entry_whose_times_were_disturbed_says_so_and_is_not_called_tuned(place: Place):
@@ -266,7 +281,7 @@ def test_progress_tells_best_failures_and_the_end(place: Place):
     last = seen[-1]
     assert (last.phase, last.done, last.planned, last.failures) == ("done", EVERY, EVERY, {"crash": 2})
     assert (last.best["1x128"].us, last.best["1x128"].default_us) == (142.0, 184.0)
-    assert {"compiling", "measuring", "finalists"} <= {progress.phase for progress in seen}
+    assert {"searching", "finalists"} <= {progress.phase for progress in seen}
 
 
 def test_what_cannot_be_written_is_said_before_anything_is_compiled(tmp_path: Path, compiled: list[str]):
@@ -300,7 +315,7 @@ def test_a_compiler_that_takes_too_long_holds_up_neither_search_nor_final(place:
 
 def test_compilers_rest_while_a_cpu_measures(place: Place, monkeypatch: pytest.MonkeyPatch):
     class Watching(FakeRunner):
-        def measure(self, candidate: Candidate, artifact: Artifact, device: int) -> Measurement:
+        def measure(self, candidate: Candidate, artifact: Artifact, device: int, seconds: float = math.inf) -> Measurement | None:
             busy.append(running)
             sleep(0.002)
             busy.append(running)
