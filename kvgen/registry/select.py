@@ -51,7 +51,7 @@ class _Candidate(NamedTuple):
     workloads, then the first store, then what was tuned for the fewest workloads beside the requested ones.
     """
 
-    other_device: bool
+    untuned_here: bool
     distance: float
     place: int
     further: int
@@ -96,8 +96,8 @@ def select(
                 why.append(f"{one.label}: passed over: {one.problem if entry is None else problem}")
                 continue
             further = len({work.key for work, _ in entry.tuned} - {work.key for work in wanted})
-            other = entry.device.get("name") != device.get("name")
-            candidates.append(_Candidate(other, _coverage(entry, wanted), place, further, one, entry))
+            elsewhere = not entry.timings or entry.device.get("name") != device.get("name")
+            candidates.append(_Candidate(elsewhere, _coverage(entry, wanted), place, further, one, entry))
     chosen: _Candidate | None = None
     for candidate in sorted(candidates, key=lambda candidate: candidate.rank):
         where = f"{candidate.found.label} ({', '.join(work.key for work, _ in candidate.entry.tuned)})"
@@ -157,7 +157,7 @@ def _unfit(candidate: _Candidate) -> str | None:
         outdated = entry.outdated
     except KvgenError as error:
         outdated, failed = True, str(error)
-    if not (outdated or candidate.other_device):
+    if not (outdated or candidate.untuned_here):
         return None
     try:
         reason = next(iter(misfits(entry)), failed)
@@ -195,6 +195,8 @@ def _cautions(entry: Entry, device: Mapping[str, Any]) -> list[str]:
     labels["threads"] = "with {then} threads, and there are {now}"
     changed = "kvgen's sources have changed since: its schedules are rendered anew, its times are of the past"
     differing = [changed] if entry.outdated else []
+    if not entry.timings:
+        differing.append("its schedules were compiled and never measured")
     for name, text in labels.items():
         then, now = entry.device.get(name), device.get(name)
         if then and now and then != now:
@@ -203,7 +205,7 @@ def _cautions(entry: Entry, device: Mapping[str, Any]) -> list[str]:
 
 
 def _behind(candidate: _Candidate, chosen: _Candidate) -> str:
-    if candidate.other_device and not chosen.other_device:
+    if candidate.untuned_here and not chosen.untuned_here:
         return f"{candidate.entry.made} on {candidate.entry.device.get('name')}"
     if candidate.distance > chosen.distance:
         return f"its workloads are {candidate.distance:.1f} doublings away"

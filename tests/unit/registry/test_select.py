@@ -96,6 +96,16 @@ def test_this_device_outranks_a_better_match_from_another(store, make_entry, spe
     assert any("not needed: tuned on Other CPU" in line for line in selection.why)
 
 
+def test_what_was_never_measured_serves_with_a_caution_where_nothing_else_was_tuned_here(store, make_entry, spec):
+    store.put(replace(make_entry(), timings=()))
+    assert _select(spec, store).cautions == ("its schedules were compiled and never measured",)
+    tuned = make_entry(((4, 4096),))
+    store.put(tuned)
+    selection = _select(spec, store)
+    assert (selection.entry, selection.cautions) == (tuned, ())
+    assert any("not needed: compiled on Test CPU" in line for line in selection.why)
+
+
 def test_a_store_that_cannot_be_read_is_passed_over_with_a_caution(tmp_path, store, make_entry, spec):
     (tmp_path / "file").touch()
     store.put(make_entry())
