@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 RESERVE = 0.3
-"""Fraction of the seconds that is kept for the final."""
+"""Fraction of the seconds that is kept for the final, where that needs no more."""
 _PART = r"(\d+(?:\.\d+)?)\s*(h|min|m|s)\s*"
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -51,6 +51,8 @@ class Clock:
     now: Callable[[], float] = time.monotonic
     used: int = 0
     """Measurements so far."""
+    needed: float = 0.0
+    """Seconds that the final takes at least."""
     start: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -74,19 +76,23 @@ class Clock:
     @property
     def search_left(self) -> float | None:
         """Seconds left until the final must begin; None without a bound."""
-        return None if self.budget.seconds is None else max(0.0, (1 - RESERVE) * self.budget.seconds - self.elapsed)
+        return None if self.budget.seconds is None else max(0.0, self._before(RESERVE))
 
     @property
     def measuring_left(self) -> float:
-        """Seconds that a measurement of the search may take which begins now: until half of the final's time has passed."""
-        if self.search_over:
-            return 0.0
-        return math.inf if self.budget.seconds is None else (1 - RESERVE / 2) * self.budget.seconds - self.elapsed
+        """Seconds that a measurement of the search may take which begins now: it may last into the first half of the final's time."""
+        return 0.0 if self.search_over else self._before(RESERVE / 2)
 
     @property
     def search_over(self) -> bool:
         """Whether only the finalists may still be measured."""
         return self.trials_left == 0 or self.search_left == 0
+
+    def _before(self, share: float) -> float:
+        """Seconds until this share of the budget is left, or what the final takes at least."""
+        if self.budget.seconds is None:
+            return math.inf
+        return self.budget.seconds - max(share * self.budget.seconds, self.needed) - self.elapsed
 
 
 Phase = Literal["waiting", "compiling", "searching", "finalists", "done"]

@@ -10,7 +10,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import InitVar, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from filelock import FileLock
@@ -256,6 +255,7 @@ class _Build:
 
     def _refill(self, search: Search, pipeline: Pipeline) -> None:
         """Start as many candidates as compilers and devices can take."""
+        self.clock.needed = self._finalists(1)[1]
         room = pipeline.width - len(pipeline.inside)
         must = sum(candidate in self.keep for candidate in search.first)
         if self.clock.search_over:
@@ -299,9 +299,10 @@ class _Build:
         The record of one that fails is replaced, and others take its place.
         """
         while True:
-            records = self._trusted()
-            right = {record.candidate.key for record in records if record.timed}
-            candidates = self._affordable(records, [candidate for candidate in self.keep if candidate.key in right])
+            for launches in range(LAUNCHES, 0, -1):
+                candidates, needed = self._finalists(launches)
+                if self.clock.left is None or needed <= self.clock.left:
+                    break
             for candidate in candidates:
                 queue.start(candidate.schedule)
             entrants, left_out = [], {}
@@ -321,17 +322,12 @@ class _Build:
                     return [replace(record, accuracy=passed[record.candidate]) for record in timed]
             self._finished(failed, used=0)
 
-    def _affordable(self, records: list[Measurement], keep: list[Candidate]) -> list[Candidate]:
-        """The finalists; fewer launches of the best layout where there is no time to verify them and to time them in a few rounds."""
-        each = median([record.seconds for record in records if record.seconds] or [0.0])
-        modules = {record.key: record.module for record in records}
-        for launches in range(LAUNCHES, 0, -1):
-            candidates = finalists(records, self.spec.workloads, keep, launches)
-            new = sum((modules[one.key], one.workload.key) not in self.runner.passed for one in candidates)
-            need = new * each + len(candidates) * LEAST_ROUNDS * ROUND_SECONDS
-            if self.clock.left is None or need <= self.clock.left:
-                break
-        return candidates
+    def _finalists(self, launches: int) -> tuple[list[Candidate], float]:
+        """The finalists, with so many launches of the best layout, and the seconds that it takes to verify them and time a few rounds."""
+        known = {record.key: record for record in self._trusted() if record.timed}
+        candidates = finalists(known.values(), self.spec.workloads, [one for one in self.keep if one.key in known], launches)
+        new = [known[one.key].seconds for one in candidates if (known[one.key].module, one.workload.key) not in self.runner.passed]
+        return candidates, sum(new) + len(candidates) * LEAST_ROUNDS * ROUND_SECONDS
 
     def _decide(self, last: list[Measurement], queue: CompileQueue, *, interrupted: bool) -> TuningResult:
         """The decision and the entry; without a final by the search's measurements of modules that this build has verified."""

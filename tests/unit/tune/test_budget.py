@@ -30,6 +30,9 @@ def test_the_search_ends_by_trials_or_where_the_final_begins():
     clock = Clock(Budget(trials=2, seconds=100.0), now=lambda: time[0])
     assert (clock.trials_left, clock.left, clock.search_left, clock.search_over) == (2, 100.0, 70.0, False)
     assert clock.measuring_left == 85.0
+    clock.needed = 40.0
+    assert (clock.search_left, clock.measuring_left) == (60.0, 60.0)
+    clock.needed = 0.0
     time[0] = 75.0
     assert (clock.search_left, clock.left, clock.search_over) == (0.0, 25.0, True)
     assert clock.measuring_left == 0.0

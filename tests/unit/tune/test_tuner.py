@@ -256,6 +256,17 @@ def test_a_measurement_that_outlasts_the_search_is_ended_and_has_no_record(place
     assert place.tune().known == 2
 
 
+def test_the_search_leaves_the_final_the_time_to_verify_what_earlier_builds_measured(place: Place):
+    class Taking(FakeRunner):
+        def _record(self, candidate: Candidate, artifact: Artifact) -> Measurement:
+            return replace(super()._record(candidate, artifact), seconds=1000.0)
+
+    place.tune(Taking(), trials=6)
+    again = Taking()
+    place.tune(again, budget=Budget(seconds=600.0))
+    assert not searched(again)
+
+
 def test_an_entry_whose_times_were_disturbed_says_so_and_is_not_called_tuned(place: Place):
     class Disturbed(FakeRunner):
         def final(self, entrants: Sequence[tuple[Candidate, Artifact]], seconds: float | None) -> list[Measurement]:
