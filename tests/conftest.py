@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-settings.register_profile("kvgen", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+settings.register_profile("kvgen", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.load_profile("kvgen")
 
 SCRATCH = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "kvgen-tests"

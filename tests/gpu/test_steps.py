@@ -134,4 +134,4 @@ class TestPlanOnAGpu(OfAnyPlanner):
     """The emulator runs one CTA after the other. Here all of them run at once."""
 
     def test_any_plan_is_the_oracles(self, planner: Planner) -> None:
-        random_plans_agree(planner, 200, derandomize=True)
+        random_plans_agree(planner, 200)

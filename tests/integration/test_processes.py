@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-import subprocess
-import sys
+import sqlite3
 import time
-from contextlib import suppress
+from collections.abc import Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -20,21 +20,13 @@ PATIENCE_S = 400
 """For what takes some seconds on a machine that has nothing else to do."""
 
 
-COUNT = """
-import pathlib, sqlite3, sys
-points = 0
-for file in pathlib.Path(sys.argv[1]).glob("*.db"):
-    try:
-        points += sqlite3.connect(file).execute("SELECT count(*) FROM trial_user_attributes WHERE key = 'record'").fetchone()[0]
-    except sqlite3.OperationalError:  # its tables are being made
-        pass
-print(points)
-"""
-
-
 def finished_points(machine: Machine) -> int:
     """Measurements in the files of studies: cheap enough to poll."""
-    return int(subprocess.run([sys.executable, "-c", COUNT, machine.root / "cache" / "studies"], capture_output=True, check=True).stdout)
+    points = 0
+    for file in (machine.root / "cache" / "studies").glob("*.db"):
+        with suppress(sqlite3.OperationalError), closing(sqlite3.connect(file)) as study:  # its tables are being made
+            points += study.execute("SELECT count(*) FROM trial_user_attributes WHERE key = 'record'").fetchone()[0]
+    return points
 
 
 def leftovers(machine: Machine) -> list[str]:
@@ -75,10 +67,10 @@ def test_builds_at_once_of_which_one_is_killed_lose_nothing_measure_nothing_twic
 
 STUCK = """#!/bin/sh
 case "$1" in -dump*) exec {gxx} "$@"; esac
-[ $({python} {count} {studies}) -ge 2 ] && sleep 86400
+[ -e {stuck} ] && sleep 86400
 exec {gxx} "$@"
 """
-"""A compiler that takes for ever once two candidates are measured."""
+"""A compiler that takes for ever once there is a file `stuck`."""
 
 
 def family(pid: int) -> dict[int, str]:
@@ -90,14 +82,17 @@ def family(pid: int) -> dict[int, str]:
     return found
 
 
-def ended(process: subprocess.Popen[str], signalled: signal.Signals) -> tuple[str, str]:
-    """The output of a command that is stopped while a compiler is stuck; nothing that it started is left."""
+def ended(machine: Machine, stuck: Path, words: Sequence[object], signalled: signal.Signals) -> tuple[str, str]:
+    """The output of a command that is stopped once two candidates are measured and a compiler is stuck; nothing that it started is left."""
+    process = machine.start(*words)
     children: dict[int, str] = {}
     end = time.monotonic() + PATIENCE_S
     while not any(command.startswith("sleep") for command in children.values()):
         assert process.poll() is None, process.communicate()[1]
         assert time.monotonic() < end, children
         time.sleep(0.1)
+        if finished_points(machine) >= 2:
+            stuck.touch()
         with suppress(OSError):  # one of them has ended meanwhile
             children = family(process.pid)
     for _ in range(20):  # coreutils' timeout sends two, a little apart where the machine is busy
@@ -106,7 +101,9 @@ def ended(process: subprocess.Popen[str], signalled: signal.Signals) -> tuple[st
     output, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130, errors
     assert "Traceback" not in errors
-    assert [command for pid, command in children.items() if running(pid)] == []
+    while left := [command for pid, command in children.items() if running(pid)]:  # what was killed may take a moment to end
+        assert time.monotonic() < end, left
+        time.sleep(0.1)
     return output, errors
 
 
@@ -120,15 +117,14 @@ def running(pid: int) -> bool:
 
 def test_sigterm_and_ctrl_c_end_a_command_register_the_best_so_far_and_leave_no_process(tmp_path: Path):
     machine = Machine(tmp_path / "machine")
-    compiler, count, studies = tmp_path / "g++", tmp_path / "count.py", machine.root / "cache" / "studies"
-    count.write_text(COUNT)
-    compiler.write_text(STUCK.format(gxx=shutil.which("g++"), python=sys.executable, count=count, studies=studies))
+    compiler, stuck = tmp_path / "g++", tmp_path / "stuck"
+    compiler.write_text(STUCK.format(gxx=shutil.which("g++"), stuck=stuck))
     compiler.chmod(0o755)
     machine.environment |= {"CXX": str(compiler), "KVGEN_MACHINE": '{"cores": 2}'}
-    output, _ = ended(machine.start("build", machine.spec, "--backend", "cpu", "--budget", "1h", "--json"), signal.SIGTERM)
+    output, _ = ended(machine, stuck, ("build", machine.spec, "--backend", "cpu", "--budget", "1h", "--json"), signal.SIGTERM)
     assert json.loads(output)[0]["interrupted"] is True
     (answer,) = machine.json("why", machine.spec)
     assert answer["how"] == "exact"
     machine.environment["KVGEN_CACHE_DIR"] = str(tmp_path / "empty")
-    _, errors = ended(machine.start("check", machine.root / "registry"), signal.SIGINT)
+    _, errors = ended(machine, stuck, ("check", machine.root / "registry"), signal.SIGINT)
     assert errors.endswith("kvgen: interrupted\n")

@@ -62,5 +62,6 @@ def test_a_bench_that_is_terminated_leaves_no_process(machine: Machine):
         time.sleep(0.02)
     bench.send_signal(signal.SIGTERM)
     assert bench.wait(PATIENCE_S) == 130
-    time.sleep(0.2)
-    assert running() == 0
+    while running():  # what was killed may take a moment to end
+        assert time.monotonic() < until
+        time.sleep(0.02)

@@ -59,10 +59,10 @@ MANY = (of_many(200, 2, 132), of_many(200, 8, 264), of_many(1500, 1, 400))
 """More heads than the kernel has threads, and more sequences."""
 
 
-def random_plans_agree(planner: Planner, examples: int, *, derandomize: bool = False) -> None:
+def random_plans_agree(planner: Planner, examples: int) -> None:
     """Any lengths, also without room for the step's tokens; empty sequences that take part and that do not."""
 
-    @settings(max_examples=examples, deadline=None, database=None, derandomize=derandomize)
+    @settings(max_examples=examples)
     @given(shapes(), st.lists(LENGTH, min_size=1, max_size=12), st.sampled_from([NO_LIMIT, 600, 128]), st.booleans())
     def check(shape: PlanShape, lengths: list[int], limit: int, skip_empty: bool) -> None:
         assert differences(planner, replace(shape, batch=len(lengths)), lengths, limit, skip_empty) == []

@@ -198,7 +198,7 @@ def test_any_lengths_agree_with_the_reference(kernel: Make, name: str, planned: 
     built = kernel(name)
     size = st.one_of(st.sampled_from([0, 1, built.layout.tokens - 1, built.layout.tokens]), st.integers(0, 500), st.integers(1500, 2500))
 
-    @settings(max_examples=4, deadline=None, database=None)
+    @settings(max_examples=4)
     @given(st.lists(size, min_size=1, max_size=5), st.integers(1, 40), st.booleans(), st.booleans())
     def check(lengths: list[int], processors: int, backwards: bool, append: bool) -> None:
         held, q = reference(built, tuple(lengths), seed=3)

@@ -29,7 +29,7 @@ def test_divisors_divide(planner: Planner) -> None:
     """Dividends of an int, the largest and those about the multiples of the divisor among them."""
     most = 2**31 - 1
 
-    @settings(max_examples=500, deadline=None, database=None)
+    @settings(max_examples=500)
     @given(st.one_of(st.integers(1, 5000), st.integers(1, most)), st.data())
     def check(divisor: int, data: st.DataObject) -> None:
         times = data.draw(st.integers(0, most // divisor))
@@ -71,7 +71,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 
 @given(heads=st.integers(1, 5000), tiles=st.integers(0, 9000), ctas=st.sampled_from([1, 2, 4]), limit=st.sampled_from([8, 256]))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_splits_have_a_tile_each_and_a_slot_in_the_workspace(host: ctypes.CDLL, heads: int, tiles: int, ctas: int, limit: int) -> None:
     splits = host.cheapest(heads, SMS * ctas, ctas, TILE, WAVE_BYTES, tiles, limit)
     assert 1 <= splits <= min(host.most(heads, SMS * ctas, limit), max(1, tiles))
