@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,9 +9,10 @@ import torch
 
 pytest.importorskip("transformers")
 
-from kvgen.api import FallbackWarning
 from kvgen.integrations.transformers import DecodeLoop, KvgenCache
 from tests.support.models import model_of, random_ids
+
+pytestmark = pytest.mark.filterwarnings("ignore::kvgen.api.FallbackWarning")
 
 DEVICE = "cuda"
 WIDE = {"bits": 16, "axis": "token", "group": 64}
@@ -21,13 +20,6 @@ FORMAT = {"attention": {"dtype": "float16"}, "key": WIDE, "value": WIDE}
 """Not quantized, so that the stock attention tells what is right."""
 CLOSE = 0.02
 """Of the range of the logits: what 16 bits may confuse."""
-
-
-@pytest.fixture(autouse=True)
-def untuned() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FallbackWarning)
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +16,11 @@ from kvgen.integrations.linears import QuantizedLinear
 from kvgen.integrations.transformers import DecodeLoop, KvgenCache, load_quantized, quantize_weights, quantized_linears, save_quantized
 from tests.support.models import model_of, random_ids
 
+pytestmark = pytest.mark.filterwarnings("ignore::kvgen.api.FallbackWarning")
+
 INT4 = {"attention": {"dtype": "float16"}, "key": {"bits": 4, "axis": "channel"}, "value": {"bits": 4, "axis": "token", "group": 64}}
 CLOSE = 0.02
 """Of the range of logits: what 16 bits may confuse."""
-
-
-@pytest.fixture(autouse=True)
-def untuned() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FallbackWarning)
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -2,42 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.support.plan import PlanShape
+from tests.support.specs import planned_steps
 from tests.unit.lower_cuda.emulate_plan import NO_LIMIT, Planner, advanced, cropped, differences, sparse, unlike
 
 Case = tuple[PlanShape, list[int], int, bool]
 """A shape, lengths of its sequences, a limit of lengths, and whether empty sequences are skipped."""
-
-LENGTH = st.one_of(st.sampled_from([0, 1, 15, 16, 127, 128]), st.integers(0, 600), st.integers(0, 20000))
-
-
-@st.composite
-def shapes(draw: st.DrawFn) -> PlanShape:
-    """Shapes as variants have them: tiles within a block, or of several blocks."""
-    block = draw(st.sampled_from([16, 32, 64, 128, 256]))
-    tile = block * draw(st.sampled_from([1, 2, 4])) if block < 64 else block // draw(st.sampled_from([1, 2]))
-    q_len = draw(st.integers(1, 8))
-    return PlanShape(
-        batch=0,
-        heads=draw(st.integers(1, 4)),
-        workers=draw(st.one_of(st.integers(1, 12), st.integers(1, 400))),
-        tile_tokens=tile,
-        block_tokens=block,
-        head_cost=draw(st.integers(0, 20)),
-        least_tiles=draw(st.integers(1, 8)),
-        window=draw(st.sampled_from([0, 0, 1, 5, 100, 1000])),
-        q_len=q_len,
-        fresh=draw(st.sampled_from([0, q_len])),
-        unpacked=draw(st.sampled_from([0, 0, 5, 160])),
-        tile_residual=draw(st.sampled_from([0, 1, 17, 34])),
-    )
-
 
 EXAMPLES: tuple[Case, ...] = (
     (PlanShape(3, 2, 8, 64, 128, 13, 8, fresh=1), [300, 0, 4000], 4000, True),
@@ -63,9 +36,9 @@ def random_plans_agree(planner: Planner, examples: int) -> None:
     """Any lengths, also without room for the step's tokens; empty sequences that take part and that do not."""
 
     @settings(max_examples=examples)
-    @given(shapes(), st.lists(LENGTH, min_size=1, max_size=12), st.sampled_from([NO_LIMIT, 600, 128]), st.booleans())
-    def check(shape: PlanShape, lengths: list[int], limit: int, skip_empty: bool) -> None:
-        assert differences(planner, replace(shape, batch=len(lengths)), lengths, limit, skip_empty) == []
+    @given(planned_steps())
+    def check(case: Case) -> None:
+        assert differences(planner, *case) == []
 
     check()
 

@@ -9,10 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvgen.arch import CTA_RESERVED, GPUS, Target
-from tests.support.plan import read_plan
 from tests.unit.lower_cuda.emulate import library
 from tests.unit.lower_cuda.emulate_plan import Planner
-from tests.unit.lower_cuda.plan_checks import FORTY, OfAnyPlanner, random_plans_agree
+from tests.unit.lower_cuda.plan_checks import OfAnyPlanner, random_plans_agree
 
 
 @pytest.fixture(scope="module")
@@ -38,20 +37,6 @@ def test_divisors_divide(planner: Planner) -> None:
                 assert planner.divided(dividend, divisor) == divmod(dividend, divisor)
 
     check()
-
-
-def test_work_is_shared_equally_and_every_tile_is_had_once(planner: Planner) -> None:
-    shape, lengths, *_ = FORTY
-    plan = read_plan(shape, planner.device(*FORTY).plan)
-    work = [tile for tiles in plan.workers for tile in tiles]
-    had = [(tile.sequence, tile.head, number) for tile in work for number in range(tile.first, tile.end)]
-    assert len(had) == len(set(had))
-    assert set(had) == {(b, head, i) for b, length in enumerate(lengths) for head in range(shape.heads) for i in shape.tiles(length)}
-    places = sum(shape.heads * (shape.head_cost + sum(shape.load(length))) for length in lengths if length > 0)
-    assert all(sum(tile.end - tile.first for tile in tiles) <= shape.range_length(places) for tiles in plan.workers)
-    slots = [tile.slot for tile in work]
-    assert len(slots) == len(set(slots))
-    assert max(slots) < shape.batch * shape.heads + shape.workers
 
 
 SPLITS = """

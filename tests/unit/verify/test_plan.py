@@ -31,6 +31,9 @@ def test_every_visible_tile_is_attended_once_and_no_other(step: Step) -> None:
     assert found == Counter((b, head, index) for b in works for head in range(shape.heads) for index in shape.tiles(lengths[b]))
     assert {(tile.sequence, tile.head) for tile in all_tiles(plan)} == {(b, head) for b in works for head in range(shape.heads)}
     assert all(tile.length == lengths[tile.sequence] for tile in all_tiles(plan))
+    slots = [tile.slot for tile in all_tiles(plan)]
+    assert slots == sorted(set(slots))
+    assert max(slots, default=0) < shape.batch * shape.heads + shape.workers
 
 
 @given(planned_steps(window=True))
