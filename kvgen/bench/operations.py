@@ -14,7 +14,8 @@ import torch
 from kvgen.api import get_linear_kernel, get_matrix_kernel
 from kvgen.arch import Target, device_type
 from kvgen.lower.backend import get_backend
-from kvgen.lower.matrix import NO_LAYOUT, PAPER_VARIANTS
+from kvgen.lower.matrix import PAPER_VARIANTS
+from kvgen.lower.operation import NO_LAYOUT
 from kvgen.lower.schedule import Schedule
 from kvgen.measure.inputs import MOST_COPIES, LinearInputs, MatrixInputs
 from kvgen.measure.measurement import TimingPolicy

@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from kvgen._resources import templates
-from kvgen.arch import target_of
+from kvgen.arch import Target, target_of
 from kvgen.errors import UnsupportedError
 from kvgen.format.layout import Rotation
 from kvgen.format.rotation import rotate
 from kvgen.lower.backend import Source
-from kvgen.lower.template import reached_headers, render
 from kvgen.runtime.extend import aligned
 from kvgen.runtime.module import load_library
 from kvgen.toolchain.compile import build
@@ -98,17 +96,15 @@ def plain(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, interleaved: b
     return rotate(torch.cat((pairs.flatten(-2), wide[..., turned:]), -1), rotation).to(x.dtype)
 
 
-def source(target: str, dtype: torch.dtype, head_dim: int, block: int, signs: bool) -> Source:
+def source(target: Target, dtype: torch.dtype, head_dim: int, block: int, signs: bool) -> Source:
     """The kernel's source, from `templates/cuda/rotary.cu.jinja`."""
     element, kind = ELEMENTS[dtype]
     rotation = f"kvgen::Hadamard<{block}, {str(signs).lower()}>" if block else "kvgen::NoRotation"
-    text = render("cuda/rotary.cu.jinja", element=element, type=kind, head_dim=head_dim, rotation=rotation)
-    include = tuple(templates() / part / "include" for part in ("cuda", "common"))
-    return Source(text, "cuda", target, include, headers=reached_headers(text, include), functions=("rotary",))  # type: ignore[arg-type]
+    return Source.of_template("cuda/rotary.cu.jinja", target, ("rotary",), element=element, type=kind, head_dim=head_dim, rotation=rotation)
 
 
 @cache
-def _module(target: str, dtype: torch.dtype, head_dim: int, block: int, signs: bool) -> Callable[..., object]:
+def _module(target: Target, dtype: torch.dtype, head_dim: int, block: int, signs: bool) -> Callable[..., object]:
     """The compiled kernel; the first call of its kind compiles it. Raises as `build` does."""
     function: Callable[..., object] = load_library(build(source(target, dtype, head_dim, block, signs)).path).get_function("rotary")
     return function

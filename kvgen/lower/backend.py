@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
+from kvgen._resources import templates
 from kvgen.arch import Target
 from kvgen.digest import digest, files_digest
 from kvgen.errors import KvgenError, UnsupportedError
 from kvgen.lower.schedule import Schedule
-from kvgen.lower.template import headers_digest, tokens_digest
+from kvgen.lower.template import headers_digest, reached_headers, render, tokens_digest
 from kvgen.spec import AnySpec, AnyWorkload, KernelSpec
 from kvgen.spec.dispatch import Tiling
 
@@ -24,10 +25,6 @@ NAMES = ("cuda", "tilelang", "cpu")
 """Packages of `kvgen.lower`, in order of preference; each is imported only when asked for."""
 FUNCTIONS = ("advance", "attend", "crop", "decode", "pack", "plan", "plan_size", "split_tokens", "unpack", "workspace_bytes")
 """What a compiled module exports and the runtime calls; `docs/abi.md` lists their arguments."""
-MATRIX_FUNCTIONS = ("dequantize", "quantize", "scales")
-"""Functions of a module of operations on a matrix."""
-LINEAR_FUNCTIONS = ("linear",)
-"""Functions of a module of a linear layer."""
 CPU_FLAGS = ("-fopenmp", "-Wno-psabi", "-fvisibility=hidden", "-fvisibility-inlines-hidden")
 """Compiler flags of C++ beyond the toolchain's own. Only the exported functions are visible, so no vector crosses a library border, and
 modules share no inline variable: the linker would merge those of all modules of a process.
@@ -51,6 +48,23 @@ class Source:
     """The headers that `text` reaches."""
     functions: tuple[str, ...] = field(default=(), repr=False, compare=False)
     """Functions that the compiled module must export; not part of the identity, because `text` decides them."""
+
+    @classmethod
+    def of_template(
+        cls,
+        template: str,
+        target: Target,
+        functions: tuple[str, ...],
+        flags: tuple[str, ...] = (),
+        folders: Sequence[str] = (),
+        /,
+        **context: Any,
+    ) -> Source:
+        """A template, `cuda/x.cu.jinja` or `cpu/x.cpp.jinja`, rendered over headers, by default those of its folder and the common ones."""
+        text = render(template, **context)
+        include = tuple(templates() / part / "include" for part in folders or (template.partition("/")[0], "common"))
+        language: Language = "cuda" if template.endswith(".cu.jinja") else "c++"
+        return cls(text, language, target, include, flags, reached_headers(text, include), functions)
 
     @property
     def id(self) -> str:
@@ -101,8 +115,9 @@ class Lowering(Protocol[S]):
         ...
 
     def tiling(self, spec: S, schedule: Schedule, target: Target) -> Tiling | None:
-        """How a schedule divides calls among the CTAs of the usual GPU of the target; None for an operation on a matrix."""
-        ...
+        """How a schedule divides calls among the CTAs of the usual GPU of the target; None where no model chooses a launch."""
+        del spec, schedule, target
+        return None
 
     def require(self, spec: S, target: Target) -> None:
         """Raises UnsupportedError where the spec is unsupported."""

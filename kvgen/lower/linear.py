@@ -1,5 +1,5 @@
-"""Lowering of linear layers over packed weights. There is nothing to choose about the packed bytes, so the layout part of a schedule is
-empty. A launch is compiled for a number of rows of x, its parameter `rows`, and takes calls with as many or fewer.
+"""Lowering of linear layers over packed weights. A launch is compiled for a number of rows of x, its parameter `rows`, and takes calls with
+as many or fewer.
 """
 
 from __future__ import annotations
@@ -9,16 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvgen._resources import templates
 from kvgen.arch import GPUS, Target
-from kvgen.lower.backend import CPU_FLAGS, LINEAR_FUNCTIONS, Language, Lowering, Source
-from kvgen.lower.gpu import wrong_target
+from kvgen.lower.operation import CPU_ELEMENTS, NO_LAYOUT, OperationLowering
 from kvgen.lower.schedule import Params, Schedule
-from kvgen.lower.space import Fact, SearchSpace
-from kvgen.lower.template import reached_headers, render
+from kvgen.lower.space import Fact
 from kvgen.spec import AnyWorkload, LinearFormat, LinearShape, LinearSpec
 
-NO_LAYOUT = Params()
 MOST_DEFAULTS = 5
 TILE_ROWS, FEW_ROWS = 16, 16
 """Of a tile of W, and of x for which launches copy it by multicast."""
@@ -34,41 +30,39 @@ Launches = Callable[[LinearSpec, Target, int], Params]
 
 
 @dataclass(frozen=True)
-class LinearLowering(Lowering[LinearSpec]):
-    """The kernels of one back end: one template, which lies with its headers in the folder of its name."""
+class LinearLowering(OperationLowering[LinearSpec]):
+    """Of a back end."""
 
-    name: str
-    targets: tuple[Target, ...]
-    template: str
-    language: Language
-    elements: Mapping[str, str]
-    """Types of elements by the dtypes that the back end computes, as the template writes them."""
+    operation = "linear"
+    functions = ("linear",)
+
     rows: Sequence[int]
     """What the defaults are compiled for: as many as cover the spec's workloads."""
     plain: Launches
-    facts: Callable[[LinearSpec, Target], Mapping[str, Fact]] = lambda spec, target: {}  # noqa: ARG005
-    """Of the search space, beside those of the spec."""
-    flags: tuple[str, ...] = ()
 
     def unsupported(self, spec: LinearSpec, target: Target) -> str | None:
-        if reason := wrong_target(self.targets, target):
+        if reason := super().unsupported(spec, target):
             return reason
         if spec.linear.dtype not in self.elements:
             return f"linear.dtype is {spec.linear.dtype}, and its kernels multiply {' and '.join(self.elements)}"
         return None
 
-    def space(self, spec: LinearSpec, target: Target) -> SearchSpace:
-        """`search_spaces/<name>-linear.yaml`. Raises UnsupportedError."""
-        self.require(spec, target)
+    def facts(self, spec: LinearSpec, target: Target) -> Mapping[str, Fact]:
         linear = spec.linear
-        facts: dict[str, Fact] = {"target": target, "n": linear.n, "k": linear.k, "bits": linear.bits, "dtype": linear.dtype}
+        facts: dict[str, Fact] = {"n": linear.n, "k": linear.k, "bits": linear.bits, "dtype": linear.dtype}
         facts |= {"group": group_of(linear), "zero": linear.zero, "gated": linear.epilogue == "silu_mul"}
-        return SearchSpace.load(f"{self.name}-linear", {**facts, **self.facts(spec, target)}, spec.workloads)
+        return facts if target == "cpu" else {**facts, **_cuda_facts(spec, target)}
+
+    def context(self, spec: LinearSpec, target: Target) -> Mapping[str, Any]:
+        linear = spec.linear
+        names = {name: getattr(linear, name) for name in ("n", "k", "bits", "zero", "bias", "epilogue")}
+        told = f"{linear.n} x {linear.k}, {linear.bits} bits, {linear.dtype}"
+        return {**names, "format": told, "group": group_of(linear), "overlap": target in GPUS and GPUS[target].dependent_launch}
 
     def defaults(self, spec: LinearSpec, target: Target) -> tuple[Schedule, ...]:
         """A launch for each number of rows that a workload needs. Raises UnsupportedError."""
         self.require(spec, target)
-        needed = {self._rows(work.rows) for work in spec.workloads}
+        needed = {min(rows for rows in self.rows if rows >= work.rows) for work in spec.workloads}
         launches = dict.fromkeys(self.plain(spec, target, rows) for rows in sorted(needed, reverse=True)[:MOST_DEFAULTS])
         return tuple(Schedule(self.name, NO_LAYOUT, launch) for launch in launches)
 
@@ -77,31 +71,6 @@ class LinearLowering(Lowering[LinearSpec]):
         m = work.rows if isinstance(work, LinearShape) else spec.workloads[0].rows
         fitting = [one for one in self.defaults(spec, target) if rows_of(one.launch) >= m]
         return min(fitting or self.defaults(spec, target), key=lambda one: rows_of(one.launch))
-
-    def tiling(self, spec: LinearSpec, schedule: Schedule, target: Target) -> None:
-        """None: a launch serves calls by their rows."""
-        del spec, schedule, target
-
-    def lower(self, spec: LinearSpec, schedule: Schedule, target: Target) -> Source:
-        """Source of one variant. Raises UnsupportedError where spec or schedule cannot be built."""
-        self.require_schedule(spec, schedule, target)
-        linear = spec.linear
-        names = {"n": linear.n, "k": linear.k, "bits": linear.bits, "group": group_of(linear), "zero": linear.zero, "bias": linear.bias}
-        text = render(
-            self.template,
-            format=f"{linear.n} x {linear.k}, {linear.bits} bits, {linear.dtype}",
-            element=self.elements[linear.dtype],
-            type="k" + linear.dtype.capitalize(),
-            epilogue=linear.epilogue,
-            overlap=target in GPUS and GPUS[target].dependent_launch,
-            launch=dict(schedule.launch),
-            **names,
-        )
-        include = tuple(templates() / part / "include" for part in (self.name, "common"))
-        return Source(text, self.language, target, include, self.flags, reached_headers(text, include), LINEAR_FUNCTIONS)
-
-    def _rows(self, m: int) -> int:
-        return min(rows for rows in self.rows if rows >= m)
 
 
 def rows_of(launch: Params) -> int:
@@ -228,16 +197,7 @@ RINGS = {
 }
 """Warps along k and stages, the best that fit first."""
 
-CUDA = LinearLowering(
-    "cuda",
-    tuple(GPUS),
-    "cuda/linear.cu.jinja",
-    "cuda",
-    {"float16": "Half", "bfloat16": "Bfloat"},
-    (8, 16, 32, 64, 128),
-    _on_gpus,
-    _cuda_facts,
-)
+CUDA = LinearLowering("cuda", tuple(GPUS), {"float16": "Half", "bfloat16": "Bfloat"}, (8, 16, 32, 64, 128), _on_gpus)
 """Matrix instructions whose A operand are the expanded codes."""
 
 
@@ -251,14 +211,5 @@ def _on_cpus(spec: LinearSpec, target: Target, rows: int) -> Params:
     return Params(rows=rows, dot="fp32" if floats else "int16", tiles=4, amx_rows=129 if floats else 4, prefetch=4)
 
 
-CPU = LinearLowering(
-    "cpu",
-    ("cpu",),
-    "cpu/linear.cpp.jinja",
-    "c++",
-    {"float16": "kvgen::Half", "bfloat16": "kvgen::Bfloat", "float32": "float"},
-    (128,),
-    _on_cpus,
-    flags=CPU_FLAGS,
-)
+CPU = LinearLowering("cpu", ("cpu",), CPU_ELEMENTS, (128,), _on_cpus)
 """Integers or parts of bfloat16 over vector and matrix instructions, or floats."""

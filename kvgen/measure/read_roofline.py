@@ -15,7 +15,6 @@ from statistics import median
 
 import torch
 
-from kvgen import _resources
 from kvgen.arch import Target, device_type
 from kvgen.lower.backend import CPU_FLAGS, Source
 from kvgen.measure.measurement import TimingPolicy
@@ -31,12 +30,8 @@ READS = ("read", "read_bulk", "read_bulk_fine")
 
 def source(target: Target) -> Source:
     """The read kernel's source, from `templates/{cpu,cuda}/read.*.jinja`."""
-    from kvgen.lower.template import reached_headers, render
-
-    cpu = target == "cpu"
-    text = render("cpu/read.cpp.jinja" if cpu else "cuda/read.cu.jinja", target=target)
-    include = tuple(_resources.templates() / folder / "include" for folder in ("cpu" if cpu else "cuda", "common"))
-    return Source(text, "c++" if cpu else "cuda", target, include, CPU_FLAGS if cpu else (), reached_headers(text, include), READS[:1])
+    template, flags = ("cpu/read.cpp.jinja", CPU_FLAGS) if target == "cpu" else ("cuda/read.cu.jinja", ())
+    return Source.of_template(template, target, READS[:1], flags, target=target)
 
 
 class ReadRoofline:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from kvgen._machine import vector_bits, vector_registers
-from kvgen._resources import templates
 from kvgen.arch import Target
 from kvgen.format.codecs import codec_of
 from kvgen.format.constants import codec_headers, constants_of
@@ -15,11 +14,9 @@ from kvgen.lower.backend import CPU_FLAGS, FUNCTIONS, Lowering, Source
 from kvgen.lower.modifier import modifier_of
 from kvgen.lower.schedule import Params, Schedule, layout_of
 from kvgen.lower.space import SearchSpace, spec_facts
-from kvgen.lower.template import reached_headers, render
 from kvgen.spec import KernelSpec
 from kvgen.spec.dispatch import Tiling
 
-TEMPLATE = "cpu/module.cpp.jinja"
 READ_BYTES_PER_US = 10_000
 """Nominal rate of a CPU's memory: only ratios of modelled times count."""
 MOST_TOKENS = 2048
@@ -77,9 +74,7 @@ class CpuBackend(Lowering[KernelSpec]):
     def lower(self, spec: KernelSpec, schedule: Schedule, target: Target) -> Source:
         """C++ of the variant. Raises UnsupportedError."""
         self.require_schedule(spec, schedule, target)
-        text = render(TEMPLATE, **self._context(spec, schedule))
-        include = (templates() / "cpu" / "include", templates() / "common" / "include")
-        return Source(text, "c++", target, include, CPU_FLAGS, reached_headers(text, include), FUNCTIONS)
+        return Source.of_template("cpu/module.cpp.jinja", target, FUNCTIONS, CPU_FLAGS, **self._context(spec, schedule))
 
     def tiling(self, spec: KernelSpec, schedule: Schedule, target: Target) -> Tiling:
         """Threads take splits one after the other: the time follows the tokens of all heads, whatever the schedule."""

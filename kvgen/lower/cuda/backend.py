@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache, lru_cache
 
-from kvgen._resources import templates
 from kvgen.arch import GPUS, KB, Target
 from kvgen.format.codecs import codec_of
 from kvgen.format.constants import codec_headers, constants_of
@@ -18,7 +17,6 @@ from kvgen.lower.gpu import gpu_facts, gpu_refusals, pack_memory, plain_schedule
 from kvgen.lower.modifier import modifier_of
 from kvgen.lower.schedule import Params, Schedule, Value, layout_of
 from kvgen.lower.space import Fact, SearchSpace
-from kvgen.lower.template import reached_headers, render
 from kvgen.spec import AnyWorkload, KernelSpec, Workload
 from kvgen.spec.dispatch import Tiling
 from kvgen.spec.workloads import mean_length
@@ -81,8 +79,10 @@ class CudaBackend(Lowering[KernelSpec]):
 
 def source(spec: KernelSpec, layout: PackedLayout, launch: Params, target: Target) -> Source:
     """The module of one variant. The spec's name, arch and workloads leave no trace, so that equal variants are one."""
-    text = render(
+    return Source.of_template(
         "cuda/module.cu.jinja",
+        target,
+        FUNCTIONS,
         codecs=codec_headers(layout),
         constants=constants_of(spec, layout),
         attention=spec.attention,
@@ -100,8 +100,6 @@ def source(spec: KernelSpec, layout: PackedLayout, launch: Params, target: Targe
         wide=spec.attention.head_dim > NARROW_HEADS,
         sinks="LearnedSinks" if spec.attention.sinks else "NoSinks",
     )
-    include = tuple(templates() / part / "include" for part in ("cuda", "common"))
-    return Source(text, "cuda", target, include, headers=reached_headers(text, include), functions=FUNCTIONS)
 
 
 @lru_cache(maxsize=REMEMBERED)

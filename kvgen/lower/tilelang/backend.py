@@ -6,7 +6,6 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import replace
 
-from kvgen._resources import templates
 from kvgen.arch import GPUS, Target
 from kvgen.format.constants import constants_of
 from kvgen.format.layout import packed_layout
@@ -14,7 +13,6 @@ from kvgen.lower.backend import FUNCTIONS, Lowering, Source
 from kvgen.lower.gpu import gpu_facts, gpu_refusals, pack_memory, plain_schedule, preferred_block, refused, tiling_of
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.lower.space import SearchSpace
-from kvgen.lower.template import reached_headers, render
 from kvgen.lower.tilelang.isolate import Program, lower_apart, missing, tilelang_version
 from kvgen.lower.tilelang.sizes import sizes_of
 from kvgen.spec import KernelSpec, KeySpec, ValueSpec
@@ -24,7 +22,8 @@ NAME = "tilelang"
 CHANNEL_GROUPS = (32, 64, 128, 256, 512)
 """Tokens that share K's params per channel: a KV tile lies within a group."""
 MAX_HEAD_DIM = 128
-FLAGS = ("-diag-suppress=550",)
+FLAGS, FOLDERS = ("-diag-suppress=550",), ("tilelang", "cuda", "common")
+"""Of the compiler; of headers."""
 LAUNCHES = ((128, 2, 8), (64, 2, 8), (64, 2, 4), (32, 2, 8), (64, 2, 2), (32, 2, 4), (32, 2, 2))
 """(kv_tile, stages, ctas_per_sm) by preference."""
 RING_BYTES = 32 * 1024
@@ -75,8 +74,12 @@ class TileLangBackend(Lowering[KernelSpec]):
             names = ", ".join(f"t.{name}" for name in program.parameters)
             return textwrap.fill(names, 120, break_long_words=False, break_on_hyphens=False)
 
-        text = render(
+        return Source.of_template(
             "tilelang/module.cu.jinja",
+            target,
+            FUNCTIONS,
+            FLAGS,
+            FOLDERS,
             version=tilelang_version(),
             sizes=sizes,
             pack_memory=pack_memory(sizes.layout),
@@ -86,8 +89,6 @@ class TileLangBackend(Lowering[KernelSpec]):
             constants=constants_of(spec, sizes.layout),
             overlap=GPUS[target].dependent_launch,
         )
-        include = tuple(templates() / part / "include" for part in ("tilelang", "cuda", "common"))
-        return Source(text, "cuda", target, include, FLAGS, reached_headers(text, include), FUNCTIONS)
 
     def tiling(self, spec: KernelSpec, schedule: Schedule, target: Target) -> Tiling:
         sizes = sizes_of(spec, schedule)
