@@ -29,7 +29,7 @@ def build(
     specs: Annotated[list[str], typer.Argument(metavar="SPEC", help="Spec files, or names of presets.")],
     arch: Arch = None,
     budget: Annotated[
-        float | None, typer.Option("--budget", metavar="TIME", parser=parse_seconds, help="Bound of wall-clock time; 10m by default.")
+        float | None, typer.Option("--budget", metavar="TIME", parser=parse_seconds, help="Bound of time for each SPEC; 10m by default.")
     ] = None,
     trials: Annotated[int | None, typer.Option("--trials", min=1, metavar="N", help="Bound of the number of measurements.")] = None,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the order of the search.")] = 0,
