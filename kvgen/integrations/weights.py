@@ -59,6 +59,22 @@ class Weight:
         return replace(self, zeros=torch.full(self.scales.shape, middle(self.bits), dtype=torch.uint8, device=self.codes.device))
 
 
+def kernel_group(name: str, group: int | Literal["row"]) -> int | Literal["row"]:
+    """The groups of kernels for a layer with groups of so many channels: larger ones are repeated. Raises UnsupportedError for others."""
+    if group == "row":
+        return group
+    for mine in reversed(GROUPS):
+        if group % mine == 0:
+            return mine
+    raise UnsupportedError(name, f"groups of {group} channels; kvgen's kernels take multiples of 64, or a row", is_backend=False)
+
+
+def in_kernel_groups(name: str, weight: Weight) -> Weight:
+    """The weight in groups that kernels have. Raises UnsupportedError where there are none."""
+    group = kernel_group(name, weight.group)
+    return weight if group in ("row", weight.group) else weight.in_groups(int(group))
+
+
 def gptq(qweight: Tensor, qzeros: Tensor, scales: Tensor, g_idx: Tensor | None = None, *, v2: bool = False) -> Weight:
     """Of GPTQ: qweight int32 [k / per word, n], qzeros int32 [groups, n / per word], scales [groups, n], g_idx [k] the groups of channels.
 
@@ -175,7 +191,7 @@ class Checkpoint:
         require("reading a checkpoint", "safetensors")
         self.folder = Path(folder)
         self.config = dict(read_config(self.folder))
-        self.method, self.v2 = _method(self.config.get("quantization_config"))
+        self.method, self.v2 = method_of(self.config.get("quantization_config"))
         self._files: dict[str, Path] = {}
         for file in sorted(self.folder.glob("*.safetensors")):
             with opened(file) as tensors:
@@ -236,7 +252,7 @@ def opened(file: Path, device: torch.device | str = "cpu") -> Iterator[Any]:
         raise ValueError(f"{file} is no file of safetensors: {error!s:.200}") from None
 
 
-def _method(quantization: Any) -> tuple[str | None, bool]:
+def method_of(quantization: Any) -> tuple[str | None, bool]:
     """How weights are quantized by a configuration, None for not at all, and whether GPTQ's zeros are stored as they are.
 
     Raises UnsupportedError, by name, for what kvgen does not compute.

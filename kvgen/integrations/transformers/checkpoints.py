@@ -16,23 +16,22 @@ import torch
 from torch import nn
 
 from kvgen.api import get_linear_kernel
-from kvgen.errors import UnsupportedError, host_errors
+from kvgen.errors import host_errors
 from kvgen.extras import require
 from kvgen.format.dtypes import torch_dtype
-from kvgen.integrations.linears import QuantizedLinear, gather
+from kvgen.integrations.linears import QuantizedLinear, gather, linear_spec
 from kvgen.integrations.transformers.weights import (
     Format,
     Place,
     fetch,
     joint_bias,
-    linear_spec,
     places,
     put,
     quantize_head,
     quantized_linears,
     spec_of,
 )
-from kvgen.integrations.weights import GROUPS, Checkpoint, Weight, opened
+from kvgen.integrations.weights import Checkpoint, Weight, in_kernel_groups, opened
 
 FILE = "model.safetensors"
 FORMAT = "kvgen-weights"
@@ -217,7 +216,7 @@ def _foreign(model: Any, files: Checkpoint, device: torch.device, join: bool, wi
     """Put the quantized layers of another library's checkpoint into a model."""
     left = set(files.quantized)
     for place in places(model, left.__contains__, join):
-        weights = [_in_kernel_groups(name, files.weight(name, device)) for name in place.sources]
+        weights = [in_kernel_groups(name, files.weight(name, device)) for name in place.sources]
         left.difference_update(place.sources)
         alike = len({(weight.bits, weight.group) for weight in weights}) == 1
         for each, mine in [(place, weights)] if alike else zip(place.singly, ([weight] for weight in weights), strict=True):
@@ -234,17 +233,6 @@ def _foreign(model: Any, files: Checkpoint, device: torch.device, join: bool, wi
             put(model, each, spec, packed, bias, wide)
     if left:
         raise ValueError(f"{type(model).__name__} has no linear layer {min(left)}, which {files.folder} quantizes")
-
-
-def _in_kernel_groups(name: str, weight: Weight) -> Weight:
-    """The weight in groups that kernels have: larger ones are repeated. Raises UnsupportedError for others."""
-    group = weight.group
-    if group == "row" or group in GROUPS:
-        return weight
-    for mine in reversed(GROUPS):
-        if group % mine == 0:
-            return weight.in_groups(mine)
-    raise UnsupportedError(name, f"groups of {group} channels; kvgen's kernels take multiples of 64, or a row", is_backend=False)
 
 
 def _joined(weights: list[Weight]) -> Weight:

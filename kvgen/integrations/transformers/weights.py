@@ -19,9 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from kvgen.api import get_linear_kernel
-from kvgen.errors import SpecError
 from kvgen.format.weights import Clip
-from kvgen.integrations.linears import JointLinear, QuantizedLinear, gather
+from kvgen.integrations.linears import JointLinear, QuantizedLinear, gather, linear_spec
 from kvgen.spec import LinearSpec
 
 JOINTS = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
@@ -197,26 +196,6 @@ def spec_of(model: Any, place: Place, form: Format) -> LinearSpec:
             "epilogue": "silu_mul" if place.gated else "none",
         },
     )
-
-
-def linear_spec(name: str, device: torch.device, fields: Mapping[str, Any]) -> LinearSpec:
-    """A spec of these fields for a device. Raises ValueError, with the layer's name."""
-    from kvgen.spec import load_any_spec
-
-    data = {
-        "name": f"linear-{fields['n']}x{fields['k']}",
-        "operation": "linear",
-        "arch": "cpu" if device.type == "cpu" else "native",
-        "linear": dict(fields),
-    }
-    try:
-        spec = load_any_spec(data)
-    except SpecError as error:
-        told = "; ".join(f"{issue.path}: {issue.message}" for issue in error.issues)
-        raise ValueError(f"{name}: {told}: give it another group, or leave it as it is by skip") from None
-    if not isinstance(spec, LinearSpec):
-        raise TypeError(f"{name}: {type(spec).__name__} is no spec of a linear layer")
-    return spec
 
 
 def fetch(specs: Iterable[LinearSpec]) -> None:
