@@ -1,0 +1,128 @@
+"""`--quantization kvgen`: a model with packed weights beside the same one whose weights are dequantized beforehand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from kvgen.errors import UnsupportedError
+from kvgen.format import weights
+from kvgen.integrations.weights import Weight
+from kvgen.spec.model import LinearFormat
+from tests.unit.integrations.test_weights import as_awq, as_compressed, as_gptq, matrix_of
+from tests.vllm.conftest import write_model
+from tests.vllm.engines import SAW, Engines, generate, ids, same
+
+PROMPTS = [ids(n, n) for n in (5, 120, 257)]
+"""The longest is more rows than kernels are compiled for."""
+LIMIT = 0.02
+"""Of log-probabilities: a CPU's kernels take x as integers of 16 bits."""
+PACKED = {"format": "pack-quantized", "config_groups": {"group_0": {"weights": {"num_bits": 4}, "input_activations": None}}}
+METHODS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "gptq": (as_gptq, {"quant_method": "gptq", "bits": 4, "group_size": 64, "desc_act": False, "sym": False}),
+    "awq": (as_awq, {"quant_method": "awq", "version": "gemm", "bits": 4, "group_size": 64, "zero_point": True}),
+    "compressed": (as_compressed, {"quant_method": "compressed-tensors", **PACKED}),
+}
+
+
+def quantized(name: str, matrix: Tensor, **form: Any) -> Weight:
+    """The nearest codes of a matrix."""
+    n, k = matrix.shape
+    linear = LinearFormat(n=n, k=k, dtype="float32", **form)
+    return Weight(linear.bits, *weights.quantize(linear, matrix))
+
+
+def is_product(name: str) -> bool:
+    return name.endswith("_proj.weight")
+
+
+def dequantized(model: Path, folder: Path, head: dict[str, Any] | None = None, **form: Any) -> Path:
+    """The model with the weights that their codes mean."""
+    tensors = load_file(model / "model.safetensors")
+    for name, x in tensors.items():
+        if is_product(name):
+            tensors[name] = matrix_of(quantized(name, x, **form))
+        elif head and name == "lm_head.weight":
+            tensors[name] = matrix_of(quantized(name, x, **head))
+    return written(model, folder, tensors)
+
+
+def written(model: Path, folder: Path, tensors: dict[str, Tensor], **changes: Any) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({name: x.contiguous() for name, x in tensors.items()}, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(json.loads((model / "config.json").read_text()) | changes))
+    return folder
+
+
+def stored(model: Path, folder: Path, method: str) -> Path:
+    """The model as another library's checkpoint; its last layer stays in 16 bits."""
+    layout, about = METHODS[method]
+    tensors = {}
+    for name, x in load_file(model / "model.safetensors").items():
+        if is_product(name) and ".layers.1." not in name:
+            parts = layout(quantized(name, x, bits=4, group=64, zero=True))
+            tensors |= {f"{name.removesuffix('weight')}{part}": tensor for part, tensor in parts.items()}
+        else:
+            tensors[name] = x
+    return written(model, folder, tensors, quantization_config=about)
+
+
+def options(**given: Any) -> dict[str, Any]:
+    return {"quantization": "kvgen", "additional_config": {"kvgen_weights": given}}
+
+
+@pytest.mark.parametrize("form", [None, {"bits": 8, "group": "row", "zero": True}], ids=["default", "w8"])
+def test_weights_of_16_bits_are_packed_when_they_are_loaded(engine: Engines, model: Path, tmp_path: Path, form: Any) -> None:
+    """In all layers but the head, prompts and decode steps alike; merged layers are one product."""
+    right, _ = generate(engine(dequantized(model, tmp_path, **(form or {})), None), PROMPTS)
+    llm = engine(model, None, quantization="kvgen") if form is None else engine(model, None, **options(**form))
+    found, _ = generate(llm, PROMPTS)
+    same(found, right, LIMIT)
+    layers = llm.apply_model(lambda module: [name for name, x in module.named_buffers() if name.endswith("packed")])[0]
+    assert [name.split(".")[-2] for name in layers] == ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"] * 2
+
+
+def test_the_head_has_8_bits_beside_kvgens_cache_in_compiled_code(engine: Engines, model: Path, tmp_path: Path) -> None:
+    head = {"bits": 8, "group": 128}
+    cache = {"kvgen": SAW}
+    right, _ = generate(engine(dequantized(model, tmp_path, head), SAW), PROMPTS, 8)
+    both = {"quantization": "kvgen", "additional_config": {**cache, "kvgen_weights": {"head": head}}}
+    found, _ = generate(engine(model, SAW, **both, enforce_eager=False), PROMPTS, 8)
+    same(found, right, LIMIT)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_checkpoints_of_other_libraries_are_served(engine: Engines, model: Path, tmp_path: Path, method: str) -> None:
+    """Their codes, bit for bit; what they do not quantize stays as it is."""
+    tensors = load_file(model / "model.safetensors")
+    for name, x in tensors.items():
+        if is_product(name) and ".layers.1." not in name:
+            tensors[name] = matrix_of(quantized(name, x, bits=4, group=64, zero=True))
+    right, _ = generate(engine(written(model, tmp_path / "right", tensors), None), PROMPTS)
+    found, _ = generate(engine(stored(model, tmp_path / method, method), None, quantization="kvgen"), PROMPTS)
+    same(found, right, LIMIT)
+
+
+def test_what_cannot_be_served_is_named(engine: Engines, model: Path, tmp_path: Path) -> None:
+    narrow = write_model(tmp_path / "narrow", intermediate_size=192)
+    with pytest.raises(UnsupportedError, match=r"model\.layers\.0\.mlp\.down_proj, \[128, 192\].*k: .*128"):
+        engine(narrow, None, quantization="kvgen")
+    with pytest.raises(UnsupportedError, match=r"kvgen_weights of --additional-config: .*'bit'"):
+        engine(model, None, **options(bit=4))
+
+    shuffled = load_file(stored(model, tmp_path / "gptq", "gptq") / "model.safetensors")
+    name = "model.layers.0.self_attn.q_proj.g_idx"  # of one of three merged layers, and not the last
+    shuffled[name] = shuffled[name].flip(0)
+    with pytest.raises(UnsupportedError, match=r"layers\.0\.self_attn\.qkv_proj: channels are not in the order of their groups"):
+        engine(written(tmp_path / "gptq", tmp_path / "gptq", shuffled), None, quantization="kvgen")
+
+    mixed = load_file(stored(model, tmp_path / "awq", "awq") / "model.safetensors")
+    mixed = {name: x for name, x in mixed.items() if "layers.0.mlp.up_proj" not in name}
+    with pytest.raises(UnsupportedError, match=r"gate_up_proj: vLLM computes .*up_proj as one layer, and the checkpoint stores them in diff"):
+        engine(written(tmp_path / "awq", tmp_path / "awq", mixed), None, quantization="kvgen")
