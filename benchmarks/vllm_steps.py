@@ -2,11 +2,13 @@
 
     python benchmarks/vllm_steps.py                                   # Llama-3.1-8B's shape, random weights in bf16, on one GPU
     python benchmarks/vllm_steps.py --engines auto,fp8,saw-int4 --cases 8x32600 --compile
+    python benchmarks/vllm_steps.py --engines auto,auto+w4,saw-int4,saw-int4+w4 --cases 8x32600,32x8100
     python benchmarks/vllm_steps.py --trace 200 --cases none          # requests that arrive, instead of batches
     python benchmarks/vllm_steps.py --tiny                            # two layers and few tokens, in float32 on a CPU too
 
-Engines are `auto` and `fp8` (FLASH_ATTN with a cache of 16 bits and of 8), and names of FORMATS: one after the other, each in a process
-of its own, while kernels that are not compiled yet are compiled beside the first. Cases are BATCHxTOKENS; `fitxTOKENS` is the largest
+Engines are `auto` and `fp8` (FLASH_ATTN with a cache of 16 bits and of 8), and names of FORMATS, each also with kvgen's products over
+weights of WEIGHTS (`saw-int4+w4`): one after the other, each in a process of its own, while kernels that are not compiled yet are compiled
+beside the first. Cases are BATCHxTOKENS; `fitxTOKENS` is the largest
 batch that the engine's cache holds. A step's time is a difference: of answers of 130 and of 2 tokens to the same prompts, which are in the
 prefix cache by then; the smaller of two. `prefill_s` is the first answer of one token. Nothing is compiled by torch, unless `--compile`
 says so; decode steps are full CUDA graphs.
@@ -18,10 +20,10 @@ mean time between tokens, `gap_p99_ms` that of all times between tokens; `cached
 
 First every format is checked in eager mode and in CUDA graphs, over a small Llama of random weights, whose logits depend on attention:
 attention of each layer against fp64 over what the cache holds (`worst`, relative), and log-probabilities beside those of FLASH_ATTN, up to
-the first token that differs; with several `--ranks` the latter alone. With `--speculate` formats are checked, and nothing is timed, by
-drafts of n-grams, of the model itself, and of an EAGLE head, beside the same engine without drafts. With `--profile` kernels of a step are
-listed in GPU_vllm_kernels.txt. Rows go to $OUT (or benchmarks/results) as GPU_vllm.csv, after every engine. Exits with 1 where a check or
-an engine failed.
+the first token that differs; with several `--ranks` the latter alone. Where weights have 4 or 8 bits, FLASH_ATTN is given them dequantized.
+With `--speculate` formats are checked, and nothing is timed, by drafts of n-grams, of the model itself, and of an EAGLE head, beside the
+same engine without drafts. With `--profile` kernels of a step are listed in GPU_vllm_kernels.txt. Rows go to $OUT (or benchmarks/results)
+as GPU_vllm.csv, after every engine. Exits with 1 where a check or an engine failed.
 """
 
 from __future__ import annotations
@@ -62,6 +64,8 @@ FORMATS: dict[str, dict[str, Any]] = {
 }
 FLASH = {"auto": "auto", "fp8": "fp8"}
 """vLLM's own engines, by the dtype of their cache."""
+WEIGHTS: dict[str, dict[str, Any]] = {"w4": {"bits": 4, "group": 128}, "w8": {"bits": 8, "group": 128}}
+"""What follows + in an engine's name: how the weights of all layers but the head are stored."""
 HEADS = {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128}
 BIG = {**HEADS, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "vocab_size": 128256}
 CUT = {**BIG, "num_attention_heads": 64, "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 16}
@@ -72,7 +76,7 @@ TINY = {**SMALL, "num_attention_heads": 8, "num_key_value_heads": 2, "num_hidden
 CHECKED = (5, 127, 128, 300, 1027, 700)
 """Tokens of the prompts of a check."""
 NEW = 24
-LIMITS = {"16": 0.25, "int8": 0.35, "e4m3": 1.5}
+LIMITS = {"auto": 0.25, "16": 0.25, "int8": 0.35, "e4m3": 1.5}
 """Of |log-probability - FLASH_ATTN's|, for formats of which something can be said: both round to 16 bits."""
 WORST = 3 * 2**-8
 """Of the relative error of a row's attention in bfloat16: the roundings of a rotated query, of the weights and of the output."""
@@ -125,6 +129,24 @@ def save_weights(config: dict[str, Any], path: Path, dtype: str) -> None:
     save_file(tensors, path, metadata={"format": "pt"})
 
 
+def dequantized(model: Path, form: dict[str, Any], folder: Path) -> Path:
+    """A model with the weights that their codes mean."""
+    from safetensors.torch import load_file, save_file
+
+    from kvgen.format.weights import dequantize, quantize
+    from kvgen.spec.model import LinearFormat
+
+    tensors = load_file(model / "model.safetensors")
+    for name, x in tensors.items():
+        if name.endswith("_proj.weight"):
+            linear = LinearFormat(n=x.shape[0], k=x.shape[1], dtype=str(x.dtype).removeprefix("torch."), **form)
+            tensors[name] = dequantize(linear, quantize(linear, x))
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text((model / "config.json").read_text())
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
 def engine(name: str, model: Path, options: Namespace, **changes: Any) -> Any:
     """vLLM over one of the caches."""
     from vllm import LLM
@@ -136,13 +158,19 @@ def engine(name: str, model: Path, options: Namespace, **changes: Any) -> Any:
     if not given.get("enforce_eager"):
         given["compilation_config"] = {"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": list(SIZES)}
         given["compilation_config"] |= {"mode": 3 if options.compile else 0}
-    if name in FORMATS:
+    cache, _, stored = name.partition("+")
+    if name not in FLASH:
         from kvgen.integrations.vllm import register
 
         register()  # a checkout has no entry points
-        given |= {"attention_backend": "CUSTOM", "additional_config": {"kvgen": FORMATS[name]}}
+        given["additional_config"] = {}
+    if cache in FORMATS:
+        given |= {"attention_backend": "CUSTOM", "additional_config": {"kvgen": FORMATS[cache]}}
     elif not options.tiny:
-        given |= {"attention_backend": "FLASH_ATTN", "kv_cache_dtype": FLASH[name]}
+        given |= {"attention_backend": "FLASH_ATTN", "kv_cache_dtype": FLASH[cache]}
+    if stored:
+        given["quantization"] = "kvgen"
+        given["additional_config"]["kvgen_weights"] = WEIGHTS[stored]
     return LLM(**given)
 
 
@@ -234,6 +262,12 @@ def check(name: str, options: Namespace, wrote: Callable[[list[Row]], Any]) -> l
     if name == "auto":
         kept.write_text(json.dumps(answers(engine(name, model, options, enforce_eager=True, **small), shape["vocab_size"])))
         return []
+    cache, _, stored = name.partition("+")
+    if stored:
+        kept, right = kept.with_suffix(f".{stored}"), dequantized(model, WEIGHTS[stored], options.scratch / f"dequantized-{stored}")
+        if not kept.exists():
+            kept.write_text(json.dumps(answers(engine("auto", right, options, enforce_eager=True, **small), shape["vocab_size"])))
+            gc.collect()
     reference, rows, watched = json.loads(kept.read_text()), [], Watched()
     watched.install()
     for mode in ("eager",) if options.tiny else ("eager", "captured") if options.ranks == 1 else ("captured",):
@@ -242,7 +276,7 @@ def check(name: str, options: Namespace, wrote: Callable[[list[Row]], Any]) -> l
         equal, most, mean = beside(answers(llm, shape["vocab_size"]), reference)
         row = {"engine": name, "case": f"check, {mode}", "equal": equal, "most": round(most, 4), "mean": round(mean, 5)}
         row |= {"worst": round(watched.worst, 6), "rows": watched.rows}
-        bad = most > LIMITS.get(name, 20.0) or watched.worst > WORST
+        bad = most > LIMITS.get(cache, 20.0) or watched.worst > WORST
         rows.append(row | {"note": WRONG if bad else ""})
         wrote(rows)
         del llm
@@ -269,7 +303,7 @@ def speculate(name: str, options: Namespace, wrote: Callable[[list[Row]], Any]) 
         small["gpu_memory_utilization"] = 0.3
     prompts = [[7919 * i % (words - 3) + 3 + j % (5 + 2 * i) for j in range(n)] for i, n in enumerate(CHECKED)]
     watched, rows, reference = Watched(), list[Row](), dict[str, Any]()
-    if name in FORMATS:
+    if name.split("+")[0] in FORMATS:
         watched.install()
     for way in ["none", *(ways if name in {*ARRIVAL, "auto"} else ("ngram",))]:
         drafts = {} if way == "none" else {"speculative_config": {"num_speculative_tokens": 3, **ways[way]}}
@@ -463,16 +497,30 @@ def build(options: Namespace) -> None:
 
     import torch
 
+    from kvgen.api import get_linear_kernel
     from kvgen.integrations.vllm.formats import PAGE, Format, Layer
 
     shape, ranks = TINY if options.tiny else SHAPES[options.shape], options.ranks
     heads = shape["num_attention_heads"] // ranks, shape["num_key_value_heads"] // ranks, shape["head_dim"]
     layer = Layer(*heads, "float32" if options.tiny else "bfloat16", None, 0.0, sinks=False, q_len=1)
-    forms = [Format(FORMATS[name], layer) for name in options.engines if name in FORMATS]
+    forms = [Format(FORMATS[cache], layer) for cache in dict.fromkeys(name.split("+")[0] for name in options.engines) if cache in FORMATS]
     gpu = torch.device("cpu" if options.tiny else "cuda")
     with ThreadPoolExecutor(8) as pool:
         makers = [*(partial(form.kernel, PAGE) for form in forms), *(partial(form.chunks, PAGE, gpu) for form in forms)]
+        for one in (shape, TINY if options.tiny else SMALL):
+            for form in (WEIGHTS[name.partition("+")[2]] for name in options.engines if "+" in name):
+                makers += [partial(get_linear_kernel, spec) for spec in products(one, form, layer.dtype, gpu, ranks)]
         list(pool.map(lambda make: make(), makers))
+
+
+def products(shape: dict[str, Any], form: dict[str, Any], dtype: str, device: Any, ranks: int) -> list[Any]:
+    """The specs of a rank's linear layers, as vLLM merges them."""
+    from kvgen.integrations.linears import linear_spec
+
+    hidden, inner, dim = shape["hidden_size"], shape["intermediate_size"] // ranks, shape["head_dim"]
+    q, kv = (shape[name] // ranks * dim for name in ("num_attention_heads", "num_key_value_heads"))
+    sizes = (q + 2 * kv, hidden), (hidden, q), (2 * inner, hidden), (hidden, inner)
+    return [linear_spec("layer", device, {**form, "n": n, "k": k, "dtype": dtype}) for n, k in sizes]
 
 
 def child(what: str, name: str, options: Namespace, limit: float) -> list[Row]:
@@ -560,7 +608,7 @@ class Turns:
         options = self.options
         waiting = True
         for name in options.engines:
-            if name in FORMATS and waiting:
+            if name not in FLASH and waiting:
                 waiting = bool(compiled())
             if options.speculate:
                 self._child("speculate", name)

@@ -96,7 +96,13 @@ def product(spec: LinearSpec) -> Future[Product]:
     """The product of a spec, which is compiled and verified beside the loading of weights. A compiled graph, which vLLM keeps for other
     processes, knows it by its spec.
     """
-    return _workers.submit(Product, spec, name=digest(spec.to_json()))
+    gpu = torch.cuda.current_device() if torch.cuda.is_available() else -1  # a thread's own is the first, until it is told; -1: none
+
+    def made() -> Product:
+        with torch.cuda.device(gpu):
+            return Product(spec, name=digest(spec.to_json()))
+
+    return _workers.submit(made)
 
 
 class KvgenWeights(QuantizationConfig):
