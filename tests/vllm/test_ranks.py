@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from tests.vllm.engines import Engines, generate, ids, same
+from tests.vllm.test_weights import stored
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -26,3 +27,12 @@ def test_two_ranks_are_one(engine: Engines, model: Path, tmp_path: Path) -> None
     again, hits = generate(llm, prompts, 8)
     assert hits == [0, 128]
     same(again, one, limit=1e-2)
+
+
+def test_two_ranks_have_their_parts_of_packed_weights(engine: Engines, model: Path, tmp_path: Path) -> None:
+    """Of codes, scales and zeros, along both axes, as vLLM divides the checkpoint's tensors."""
+    folder = stored(model, tmp_path, "gptq")
+    prompts = [ids(0, 40), ids(1, 200)]
+    one, _ = generate(engine(folder, None, quantization="kvgen"), prompts, 8)
+    two, _ = generate(engine(folder, None, quantization="kvgen", tensor_parallel_size=2), prompts, 8)
+    same(two, one, limit=1e-3)
