@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 PAUSE_S = 600.0
 """Trials that ended farther apart belong to two builds, and the time between them to neither."""
-FEWEST_TRIALS = 8
-"""Least number of successful trials of a study for which importances are computed."""
 TEMPLATE = "report/report.html.jinja"
 OURS, OTHERS, INK = "#1f77d0", "#7a8594", "#010203"
 """Colours of marks, and the one that stands for the reader's own colour of text."""
@@ -90,7 +88,7 @@ def trials(key: str, cache: ArtifactCache | None = None) -> pd.DataFrame:
     from kvgen.tune.storage import flatten
 
     rows: list[dict[str, Any]] = []
-    for _, measured in _studies(key, cache):
+    for measured in _studies(key, cache):
         for ended, one in measured:
             candidate = one.candidate
             rows.append({
@@ -106,23 +104,6 @@ def trials(key: str, cache: ArtifactCache | None = None) -> pd.DataFrame:
     return frame.astype({"us": float, "read_us": float})
 
 
-def importances(key: str, cache: ArtifactCache | None = None) -> pd.DataFrame:
-    """Share of the variance of times that each parameter explains (Optuna's PED-ANOVA), of the studies with 8 successes or more.
-
-    Columns: backend, workload, parameter, share; of each study the largest share first.
-    """
-    import optuna
-    import pandas as pd
-
-    rows = []
-    for study, measured in _studies(key, cache):
-        if sum(one.timed for _, one in measured) >= FEWEST_TRIALS:
-            found = optuna.importance.get_param_importances(study, evaluator=optuna.importance.PedAnovaImportanceEvaluator())
-            first = measured[0][1].candidate
-            rows += [(first.backend, first.workload.key, name, share) for name, share in found.items() if share > 0]
-    return pd.DataFrame(rows, columns=["backend", "workload", "parameter", "share"])
-
-
 def failures(trials: pd.DataFrame) -> pd.DataFrame:
     """Failed trials that differ in numbers alone, together, the most frequent first: backend, kind, count, example, detail."""
     failed = trials[trials.kind != "ok"]
@@ -132,8 +113,8 @@ def failures(trials: pd.DataFrame) -> pd.DataFrame:
     return frame.sort_values("count", ascending=False, kind="stable").reset_index().drop(columns="alike")
 
 
-def _studies(key: str, cache: ArtifactCache | None) -> list[tuple[Any, list[tuple[Any, Any]]]]:
-    """(Optuna study, [(when it ended, measurement)]) of a key's studies, the latest of each back end and workload."""
+def _studies(key: str, cache: ArtifactCache | None) -> list[list[tuple[Any, Any]]]:
+    """[(when a trial ended, its measurement)] of each of a key's studies, the latest of each back end and workload."""
     import optuna
 
     from kvgen.measure.measurement import Measurement
@@ -143,11 +124,11 @@ def _studies(key: str, cache: ArtifactCache | None) -> list[tuple[Any, list[tupl
     file = (cache or ArtifactCache()).root / "studies" / f"{key}.db"
     if not file.exists():
         return []
-    storage, latest = open_file(file), dict[tuple[str, str], tuple[Any, list[tuple[Any, Any]]]]()
+    storage, latest = open_file(file), dict[tuple[str, str], list[tuple[Any, Any]]]()
     with storage_errors(file):
         studies = [optuna.load_study(study_name=name, storage=storage) for name in optuna.get_all_study_names(storage)]
         trials_of = [study.get_trials(deepcopy=False) for study in studies]
-    for study, found in zip(studies, trials_of, strict=True):
+    for found in trials_of:
         finished: list[Any] = [trial for trial in found if RECORD in trial.user_attrs]
         finished.sort(key=lambda trial: trial.datetime_complete)
         try:
@@ -155,8 +136,8 @@ def _studies(key: str, cache: ArtifactCache | None) -> list[tuple[Any, list[tupl
             place = [(one.candidate.backend, one.candidate.workload.key) for _, one in measured]
         except (ValueError, AssertionError):  # another version of kvgen wrote them
             continue
-        if measured and (place[0] not in latest or latest[place[0]][1][-1][0] < measured[-1][0]):
-            latest[place[0]] = study, measured
+        if measured and (place[0] not in latest or latest[place[0]][-1][0] < measured[-1][0]):
+            latest[place[0]] = measured
     return list(latest.values())
 
 
@@ -182,7 +163,6 @@ def render(found: Sequence[Found], cache: ArtifactCache | None = None) -> str:
             "searches": [
                 (work, len(one), int((one.kind != "ok").sum()), Markup(svg(course(one)))) for work, one in tried.groupby("workload")
             ],
-            "importances": importances(entry.key, cache).to_dict("records"),
             "failures": failures(tried).to_dict("records"),
         })  # fmt: skip
     sections.sort(key=lambda one: (str(one["entry"].device.get("name", "")), one["entry"].spec.name, one["entry"].key))

@@ -7,18 +7,40 @@ from pathlib import Path
 
 import torch
 
+from kvgen.arch import Target
 from kvgen.registry.entry import Entry, Launch
 from kvgen.registry.select import Selection, by_rows, require_compiled
 from kvgen.runtime import checks
 from kvgen.runtime.calls import Calls, Variant
 from kvgen.runtime.linear import LinearVariant
 from kvgen.runtime.matrix import MatrixVariant
-from kvgen.runtime.module import LinearModule, MatrixModule, load, load_as, set_threads
+from kvgen.runtime.module import Functions, LinearModule, MatrixModule, load, load_as, set_threads
 from kvgen.spec import KernelSpec, LinearSpec, MatrixSpec, Workload
 from kvgen.spec.workloads import coordinates_of, matrix_coordinates, mean_length, nearest, parse
 
 
-class Kernel(Calls):
+class Registered:
+    """What kernels of every operation have: they come from the registry, or are a back end's default, and on a CPU they have threads."""
+
+    target: Target
+    selection: Selection
+    modules: Sequence[Functions]
+    """The compiled launches, in the order of the entry."""
+
+    @property
+    def entry(self) -> Entry | None:
+        """The registry's entry that this kernel comes from; None if it is a back end's default."""
+        return self.selection.entry
+
+    def set_threads(self, count: int) -> None:
+        """Threads of the following calls, for CPU kernels: at most one for each processor of the machine.
+
+        Raises ValueError out of range and for other kernels, TypeError if it is not an integer.
+        """
+        set_threads(self.target, self.modules, count)
+
+
+class Kernel(Registered, Calls):
     """Attention over a quantized KV cache: `new_cache`, `prefill`, `plan`, `decode`, `attend`, `unpack`. `get_kernel` makes it.
 
     Caches of one layout may be shared between kernels. Each call takes the launch that was tuned for its workload, else the one of the
@@ -32,12 +54,8 @@ class Kernel(Calls):
         """
         self.target, self.selection = entry.arch, selection
         self._variants = tuple(Variant(spec, entry.packed, load(path)) for path in modules)
+        self.modules = [variant.module for variant in self._variants]
         super().__init__(spec, entry.packed, [variant.executable for variant in self._variants], entry.look_up(spec))
-
-    @property
-    def entry(self) -> Entry | None:
-        """The registry's entry that this kernel comes from; None if the kernel is a back end's default."""
-        return self.selection.entry
 
     def __repr__(self) -> str:
         return f"<Kernel {self.spec.name} for {self.target}: {self.selection.how}, layout {self.layout.id}>"
@@ -64,13 +82,6 @@ class Kernel(Calls):
         tokens = round(workload.batch * mean_length(workload))
         return self._dispatch.launch(workload.batch, workload.kv_len, workload.q_len, tokens)
 
-    def set_threads(self, count: int) -> None:
-        """Threads of the following calls, for CPU kernels: at most one for each processor of the machine.
-
-        Raises ValueError out of range and for other kernels, TypeError if it is not an integer.
-        """
-        set_threads(self.target, (launch.module for launch in self._distinct), count)
-
     def _device(self, device: torch.device | str | None) -> torch.device:
         """Where a new cache lies, which must be of the kernel's kind; by default the CPU or the current GPU."""
         where = checks.usable_device(device if device is not None else "cpu" if self.target == "cpu" else "cuda")
@@ -79,7 +90,7 @@ class Kernel(Calls):
         return where
 
 
-class MatrixKernel(MatrixVariant):
+class MatrixKernel(Registered, MatrixVariant):
     """Quantizes matrices [tokens, channels] to int8 with a float32 scale per channel, and reads them back.
 
     A call takes the launch that was tuned for the shape nearest to its own. Scales, codes and outputs are allocated where they are not
@@ -88,17 +99,12 @@ class MatrixKernel(MatrixVariant):
 
     def __init__(self, spec: MatrixSpec, entry: Entry, selection: Selection, modules: Sequence[Path]) -> None:
         """The kernel of an entry whose compiled launches lie at these paths, in order. Raises KvgenError where one cannot be loaded."""
-        loaded = [load_as(path, MatrixModule) for path in modules]
+        self.modules = loaded = [load_as(path, MatrixModule) for path in modules]
         super().__init__(spec, loaded[0])
         self.target, self.selection = entry.arch, selection
         tuned = [(shape, loaded[entry.launches.index(launch)]) for shape, launch in entry.tuned]
-        self._modules = [module for _, module in tuned]
+        self._nearest = [module for _, module in tuned]
         self._tuned = [coordinates_of(shape) for shape, _ in tuned]
-
-    @property
-    def entry(self) -> Entry | None:
-        """The registry's entry that this kernel comes from; None if it is a back end's default."""
-        return self.selection.entry
 
     def __repr__(self) -> str:
         return f"<MatrixKernel {self.spec.name} for {self.target}: {self.selection.how}>"
@@ -107,20 +113,16 @@ class MatrixKernel(MatrixVariant):
         """The compiled launch that a call of this shape takes."""
         return MatrixVariant(self.spec, self._at(tokens, channels))
 
-    def set_threads(self, count: int) -> None:
-        """Threads of the following calls, for CPU kernels. Raises ValueError out of range and for GPU kernels, TypeError for no integer."""
-        set_threads(self.target, self._modules, count)
-
     def _serving(self, x: torch.Tensor) -> MatrixModule:
         return self._at(*x.shape)
 
     def _at(self, tokens: int, channels: int) -> MatrixModule:
         if tokens < 1 or channels < 1:
-            return self._modules[0]
-        return self._modules[nearest(self._tuned, matrix_coordinates(tokens, channels))]
+            return self._nearest[0]
+        return self._nearest[nearest(self._tuned, matrix_coordinates(tokens, channels))]
 
 
-class LinearKernel(LinearVariant):
+class LinearKernel(Registered, LinearVariant):
     """A linear layer over packed weights: `quantize`, `pack`, `unpack`, `dequantize`, and a call. `get_linear_kernel` makes it.
 
     A call takes the launch that was tuned for its rows, or for the next more.
@@ -128,15 +130,10 @@ class LinearKernel(LinearVariant):
 
     def __init__(self, spec: LinearSpec, entry: Entry, selection: Selection, modules: Sequence[Path]) -> None:
         """The kernel of an entry whose compiled launches lie at these paths, in order. Raises KvgenError where one cannot be loaded."""
-        self._loaded = [load_as(path, LinearModule) for path in modules]
-        self._by_rows = [self._loaded[index] for index in by_rows(entry)]
-        super().__init__(spec, self._loaded[0], entry.arch, len(self._by_rows) - 1)
+        self.modules = loaded = [load_as(path, LinearModule) for path in modules]
+        self._by_rows = [loaded[index] for index in by_rows(entry)]
+        super().__init__(spec, loaded[0], entry.arch, len(self._by_rows) - 1)
         self.selection = selection
-
-    @property
-    def entry(self) -> Entry | None:
-        """The registry's entry that this kernel comes from; None if it is a back end's default."""
-        return self.selection.entry
 
     def __repr__(self) -> str:
         return f"<LinearKernel {self.spec.name} for {self.target}: {self.selection.how}, up to {self.rows} rows>"
@@ -144,10 +141,6 @@ class LinearKernel(LinearVariant):
     def variant(self, rows: int) -> LinearVariant:
         """The compiled launch that a call of so many rows takes. Raises ValueError for more than `rows`, TypeError for no integer."""
         return LinearVariant(self.spec, self._by_rows[checks.whole("rows", rows, 0, self.rows)], self.target, rows)
-
-    def set_threads(self, count: int) -> None:
-        """Threads of the following calls, for CPU kernels. Raises ValueError out of range and for GPU kernels, TypeError for no integer."""
-        set_threads(self.target, self._loaded, count)
 
     def _serving(self, m: int) -> LinearModule:
         return self._by_rows[m]

@@ -17,6 +17,7 @@ from kvgen.arch import Target
 from kvgen.bench.run import Case, Entrant, Provider
 from kvgen.errors import ToolchainMissing, UnsupportedError
 from kvgen.format.dtypes import DTYPES
+from kvgen.measure.inputs import copies_of
 from kvgen.spec import KernelSpec
 from kvgen.verify.filled import free_bytes
 
@@ -63,7 +64,7 @@ class TorchSdpa:
         if room < 1:
             raise refuse(f"K and V of {nbytes >> 20} MiB do not fit beside the others")
         q, k, v = case.tensors(self.dtype)
-        by_heads = [[x.transpose(1, 2).contiguous() for x in (k, v)] for _ in range(min(room, case.copies(nbytes)))]
+        by_heads = [[x.transpose(1, 2).contiguous() for x in (k, v)] for _ in range(min(room, copies_of(nbytes, case.device)))]
         calls = [self._call(case, q, *copy) for copy in by_heads]
         try:
             with warnings.catch_warnings():
@@ -133,7 +134,7 @@ class FlashInfer:
             whole(batch + 1) * pages, whole(batch * pages), last, a.q_heads, a.kv_heads, a.head_dim, PAGE, q_data_type=dtype,
             kv_data_type=kept[0].dtype, window_left=(a.window or 0) - 1, logits_soft_cap=a.softcap or None,
         )  # fmt: skip
-        copies = [cache, *(cache.clone() for _ in range(case.copies(nbytes) - 1))]
+        copies = [cache, *(cache.clone() for _ in range(copies_of(nbytes, case.device) - 1))]
         calls = [partial(wrapper.run, q[:, 0], copy) for copy in copies]
         return Entrant(case.sampler(calls), nbytes, lambda: case.error(calls[0]().unsqueeze(1), q, *(x.to(dtype) for x in kept)))
 

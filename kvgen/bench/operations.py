@@ -17,10 +17,10 @@ from kvgen.lower.backend import get_backend
 from kvgen.lower.matrix import PAPER_VARIANTS
 from kvgen.lower.operation import NO_LAYOUT
 from kvgen.lower.schedule import Schedule
-from kvgen.measure.inputs import MOST_COPIES, LinearInputs, MatrixInputs
+from kvgen.measure.inputs import LinearInputs, MatrixInputs, copies_of
 from kvgen.measure.measurement import TimingPolicy
 from kvgen.measure.read_roofline import read_roofline
-from kvgen.measure.timer import cold_bytes, timer_for
+from kvgen.measure.timer import timer_for
 from kvgen.runtime.matrix import load_matrix
 from kvgen.spec import LinearShape, LinearSpec, MatrixShape, MatrixSpec
 from kvgen.toolchain import ArtifactCache
@@ -61,7 +61,7 @@ def _linear(spec: LinearSpec, target: Target, policy: TimingPolicy) -> Callable[
         variant, inputs = kernel.variant(work.rows), LinearInputs(kernel, work, device)
         LinearWorkloadCheck(variant, work.key, inputs.case).run()
         whole = kernel.dequantize(inputs.case.packed)
-        copies = [whole, *(whole.clone() for _ in range(min(MOST_COPIES, -(-cold_bytes(device.type) // whole.nbytes)) - 1))]
+        copies = [whole, *(whole.clone() for _ in range(copies_of(whole.nbytes, device) - 1))]
         calls = [partial(torch.matmul, inputs.case.x, one.T) for one in copies]
         return {
             "kvgen": (partial(inputs.time, variant, policy), inputs.nbytes),

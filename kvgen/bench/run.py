@@ -23,7 +23,7 @@ from kvgen.measure import read_roofline
 from kvgen.measure.inputs import NoRoom, WorkloadInputs
 from kvgen.measure.measurement import LEAST_ROUNDS, LOAD_SECONDS, TimingPolicy
 from kvgen.measure.perform import rounds_within
-from kvgen.measure.timer import Power, cold_bytes, metered, timer_for
+from kvgen.measure.timer import Power, metered, timer_for
 from kvgen.registry.entry import here
 from kvgen.spec import KernelSpec, Workload
 from kvgen.verify.data import learned_sinks
@@ -38,7 +38,6 @@ READ_ROUNDS = 5
 SLOW_SECONDS = 1.5
 """What has taken this long is not timed in further rounds than LEAST_ROUNDS."""
 SEQUENCES_CHECKED = 2
-MOST_COPIES = 64
 Record = dict[str, Any]
 
 
@@ -212,10 +211,6 @@ class Case:
                     sequence.copy_(torch.randn(sequence.shape, generator=random, device=self.device))
                 self._made[name, dtype] = out
         return self._made["q", dtype], self._made["k", dtype], self._made["v", dtype]
-
-    def copies(self, nbytes: int) -> int:
-        """Copies of inputs of so many bytes that calls take in turn, so that none finds its own in the device's cache."""
-        return max(1, min(MOST_COPIES, -(-cold_bytes(self.device.type) // nbytes)))
 
     def sampler(self, calls: Sequence[Callable[[], torch.Tensor]]) -> Callable[[TimingPolicy], tuple[float, ...]]:
         """An entrant's `sample` over these calls in turn."""

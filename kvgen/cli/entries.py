@@ -102,17 +102,13 @@ def _print_entry(entry: Entry, one: Found) -> None:
     ]
     if kernels:
         print_table("\nresources", ["launch", "kernel", "registers", "spills B", "static smem B"], kernels)
-    outputs = (entry.quality or {}).get("outputs", {})
     facts = {
         "relative L2": {key: f"{found['relative_l2']:.1e}" for key, found in entry.accuracy.items() if "relative_l2" in found},
-        "quality of the format": {
-            f"{data} data L2": f"{outputs[data]['relative_l2']:.4f}" for data in ("normal", "structured") if data in outputs
-        },
         "provenance": {key: value for key, value in entry.provenance.items() if not isinstance(value, (dict, list))},
         "toolchain": entry.toolchain,
     }
     for title, told in facts.items():
-        if shown := ", ".join(f"{k} {v}" for k, v in told.items() if v is not None):  # operations on a matrix have no quality
+        if shown := ", ".join(f"{k} {v}" for k, v in told.items() if v is not None):
             typer.echo("")
             print_line(f"{title}: {shown}")
     typer.echo("")

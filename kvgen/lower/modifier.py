@@ -13,12 +13,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Modifier:
-    """A type of namespace `kvgen`, over a struct of constants. `extends`: torch's extend attention has it, too."""
+    """A type of namespace `kvgen`, over a struct of constants. Torch's extend attention has it, too."""
 
     type: str = "NoModifier"
     header: str = ""
     constants: str = ""
-    extends: bool = True
 
 
 def modifier_of(attention: AttentionSpec) -> Modifier:
@@ -35,9 +34,6 @@ def extend_refusal(spec: KernelSpec, *, gpu: bool) -> str | None:
     """
     if gpu and spec.attention.dtype == "float32":
         return "attention.dtype is float32, and torch's flash attention takes 16 bits"
-    modifier = modifier_of(spec.attention)
-    if gpu and not modifier.extends:
-        return f"torch's attention kernels do not modify scores by {modifier.header}"
     return None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -15,6 +16,7 @@ from kvgen.measure.timer import cold_bytes, timer_for
 from kvgen.runtime.calls import Variant
 from kvgen.runtime.linear import LinearVariant
 from kvgen.runtime.matrix import MatrixVariant
+from kvgen.runtime.module import Functions
 from kvgen.spec import LinearShape, MatrixShape, Workload
 from kvgen.verify import matrix as reference
 from kvgen.verify.check import WorkloadCaches
@@ -28,6 +30,20 @@ FREE_SHARE = 0.8
 
 class NoRoom(MeasureError):
     """The memory that is free cannot hold the caches of a workload."""
+
+
+def copies_of(nbytes: int, device: torch.device, cold: int | None = None) -> int:
+    """Copies of inputs of so many bytes that calls take in turn, so that none finds its own in the device's cache. `cold`: bytes that are
+    touched between two uses of one.
+    """
+    cold = cold_bytes(device.type) if cold is None else cold
+    return max(1, min(MOST_COPIES, -(-cold // nbytes)))
+
+
+def limit_threads(module: Functions, policy: TimingPolicy) -> None:
+    """Let a module have as many threads as a policy says."""
+    if module.set_threads is not None and policy.threads is not None:
+        module.set_threads(policy.threads)
 
 
 class WorkloadInputs(WorkloadCaches):
@@ -49,8 +65,7 @@ class WorkloadInputs(WorkloadCaches):
     ) -> None:
         self.lengths = timed_lengths(variant.spec, variant.layout, workload) if lengths is None else list(lengths)
         self.nbytes = must_read(variant.spec, variant.layout, self.lengths)
-        cold = cold_bytes(torch.device(device).type) if cold is None else cold
-        copies = max(1, min(MOST_COPIES, -(-cold // self.nbytes)))
+        copies = copies_of(self.nbytes, torch.device(device), cold)
         self.load = workload.load
         need = copies * workload.batch * variant.new_cache(1, self.room(variant, workload, self.lengths), device).nbytes
         free = free_bytes(torch.device(device))
@@ -67,8 +82,7 @@ class WorkloadInputs(WorkloadCaches):
     def time(self, variant: Variant, policy: TimingPolicy) -> tuple[float, ...]:
         """Samples in µs per call of `policy.call`, under the workload's load. Raises MeasureError, and CacheMismatch for another layout."""
         policy = policy.under(self.load)
-        if variant.module.set_threads is not None and policy.threads is not None:
-            variant.module.set_threads(policy.threads)
+        limit_threads(variant.module, policy)
         indices = range(len(self.caches))
         try:
             for cache in self.caches:
@@ -112,18 +126,45 @@ class WorkloadInputs(WorkloadCaches):
         return run
 
 
-class MatrixInputs:
+class OperationInputs:
+    """Inputs of a linear layer or of an operation on a matrix; `nbytes` is what a call must move."""
+
+    load: Load = "rested"
+    nbytes: int
+
+    def __init__(self, shape: MatrixShape | LinearShape, device: torch.device | str) -> None:
+        self.shape, self.device = shape, torch.device(device)
+
+    @property
+    def tensors(self) -> Sequence[torch.Tensor]:
+        """All that is held; some may be there twice."""
+        raise NotImplementedError
+
+    def calls(self, variant: Any) -> list[Callable[[], object]]:
+        """A call over each copy."""
+        raise NotImplementedError
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(x.nbytes for x in {id(x): x for x in self.tensors}.values())
+
+    def time(self, variant: MatrixVariant | LinearVariant, policy: TimingPolicy) -> tuple[float, ...]:
+        """Samples in µs of a call. Raises MeasureError."""
+        limit_threads(variant.module, policy)
+        return timer_for(self.device).time(self.calls(variant), policy)
+
+
+class MatrixInputs(OperationInputs):
     """Matrices of one shape, with their codes and scales, in as many copies as exceed the device's last-level cache.
 
     `nbytes` is what `quantize` or `dequantize` moves: every element read and written once, as dtype or code, and the scales read.
     """
 
     def __init__(self, variant: MatrixVariant, shape: MatrixShape, device: torch.device | str, cold: int | None = None) -> None:
-        self.shape, self.device = shape, torch.device(device)
-        self.load: Load = "rested"
+        super().__init__(shape, device)
         self.nbytes = shape.elements * (ELEMENT_BYTES[variant.spec.matrix.dtype] + 1) + 4 * shape.channels
-        cold = cold_bytes(self.device.type) if cold is None else cold
-        count = max(1, min(MOST_COPIES, -(-cold // self.nbytes)))
+        count = copies_of(self.nbytes, self.device, cold)
         first = reference.uniform(shape.tokens, shape.channels, variant.dtype, self.device)
         scale = reference.scales(first)
         codes = torch.zeros(first.shape, dtype=torch.int8, device=self.device)
@@ -133,43 +174,31 @@ class MatrixInputs:
         self.outs = [torch.empty_like(first) for _ in range(count)] if variant.spec.operation == "dequantize" else self.matrices
 
     @property
-    def held_bytes(self) -> int:
-        """Bytes of matrices and codes."""
-        return sum(x.nbytes for x in {id(x): x for x in (*self.matrices, *self.codes, *self.outs)}.values())
+    def tensors(self) -> Sequence[torch.Tensor]:
+        return [*self.matrices, *self.codes, *self.outs]
 
-    def time(self, variant: MatrixVariant, policy: TimingPolicy) -> tuple[float, ...]:
-        """Samples in µs of the spec's operation. Raises MeasureError."""
-        module, call = variant.module, variant.spec.operation
-        if module.set_threads is not None and policy.threads is not None:
-            module.set_threads(policy.threads)
+    def calls(self, variant: MatrixVariant) -> list[Callable[[], object]]:
+        """Of the spec's operation."""
+        call = variant.spec.operation
         given = (self.codes, self.scales, self.outs) if call == "dequantize" else (self.matrices, self.scales, self.codes)
-        return timer_for(self.device).time([partial(getattr(module, call), *each) for each in zip(*given, strict=True)], policy)
+        return [partial(getattr(variant.module, call), *each) for each in zip(*given, strict=True)]
 
 
-class LinearInputs:
+class LinearInputs(OperationInputs):
     """Packed weights and inputs of a call, in as many copies as exceed the device's last-level cache. `nbytes` are the packed bytes."""
 
     def __init__(self, variant: LinearVariant, shape: LinearShape, device: torch.device | str, cold: int | None = None) -> None:
-        self.shape, self.device = shape, torch.device(device)
-        self.load: Load = "rested"
+        super().__init__(shape, device)
         self.case = case = Case(variant, self.device, shape.rows)
         self.nbytes = case.packed.nbytes
-        cold = cold_bytes(self.device.type) if cold is None else cold
-        count = max(1, min(MOST_COPIES, -(-cold // self.nbytes)))
+        count = copies_of(self.nbytes, self.device, cold)
         self.packed, self.x = ([x, *(x.clone() for _ in range(count - 1))] for x in (case.packed, case.x))
         self.outs = [torch.empty((shape.rows, variant.features), dtype=variant.dtype, device=self.device) for _ in range(count)]
 
     @property
-    def held_bytes(self) -> int:
-        """Bytes of weights, inputs and outputs."""
-        return sum(x.nbytes for x in (*self.packed, *self.x, *self.outs))
+    def tensors(self) -> Sequence[torch.Tensor]:
+        return [*self.packed, *self.x, *self.outs]
 
-    def time(self, variant: LinearVariant, policy: TimingPolicy) -> tuple[float, ...]:
-        """Samples in µs of a call. Raises MeasureError."""
-        module, case = variant.module, self.case
-        if module.set_threads is not None and policy.threads is not None:
-            module.set_threads(policy.threads)
-        given = zip(self.x, self.packed, self.outs, strict=True)
-        return timer_for(self.device).time(
-            [partial(module.linear, x, packed, case.bias, case.residual, out) for x, packed, out in given], policy
-        )
+    def calls(self, variant: LinearVariant) -> list[Callable[[], object]]:
+        call, case, given = variant.module.linear, self.case, zip(self.x, self.packed, self.outs, strict=True)
+        return [partial(call, x, packed, case.bias, case.residual, out) for x, packed, out in given]

@@ -55,7 +55,7 @@ class Launch(Json):
 @dataclass(frozen=True)
 class Entry(Json):
     """A winner. Times are in microseconds; `device`, `toolchain` and `provenance` are plain facts by name, `accuracy` holds errors by
-    workload key. `quality` is what the format costs, None where it was never computed.
+    workload key.
     """
 
     spec: AnySpec
@@ -69,7 +69,6 @@ class Entry(Json):
     toolchain: Facts = field(default_factory=dict)
     provenance: Facts = field(default_factory=dict)
     """How it came to be; `sources` is the `sources_id` of what was timed."""
-    quality: Facts | None = None
 
     @classmethod
     def of(

@@ -360,7 +360,20 @@ class Workload(Model):
         return f"{self.batch}x{lengths}{query}" + (f":{self.load}" if self.load != "rested" else "")
 
 
-class KernelSpec(Model):
+class Spec(Model):
+    """Of any operation."""
+
+    def format(self) -> dict[str, Any]:
+        """The part of a spec that decides the result: without name, arch and workloads."""
+        return {name: value for name, value in self.to_json().items() if name not in ("name", "arch", "workloads")}
+
+    @property
+    def format_id(self) -> str:
+        """Digest of `format()`."""
+        return digest(self.format())
+
+
+class KernelSpec(Spec):
     """A KV-cache format, the attention over it, and the shapes that matter."""
 
     name: Name = "kernel"
@@ -379,11 +392,11 @@ class KernelSpec(Model):
     """Shapes to tune for."""
 
     def format(self) -> dict[str, Any]:
-        """The part of a spec that decides the result: without name, arch and workloads.
+        """The part of a spec that decides the result.
 
         Fields without effect (the group of an unquantized operand, the selector without boost) are left out.
         """
-        data = {name: value for name, value in self.to_json().items() if name in ("attention", "key", "value", "cache")}
+        data = super().format()
         if self.key.boost.fraction == 0:
             del data["key"]["boost"]
         else:  # fractions that mean the same whole number of channels are one format
@@ -407,11 +420,6 @@ class KernelSpec(Model):
             for without in ("axis", "group") if not quant.grouped else () if quant.static else ("scale",):
                 del data[operand][without]
         return data
-
-    @property
-    def format_id(self) -> str:
-        """Digest of `format()`."""
-        return digest(self.format())
 
     def problems(self) -> Iterable[rules.Problem]:
         return rules.kernel(self)
@@ -454,7 +462,7 @@ class MatrixShape(Model):
         return self.tokens * self.channels
 
 
-class MatrixSpec(Model):
+class MatrixSpec(Spec):
     """An operation on a matrix, its format, and the shapes that matter."""
 
     name: Name = "matrix"
@@ -467,15 +475,6 @@ class MatrixSpec(Model):
     """Type and codes."""
     workloads: Annotated[tuple[MatrixShape, ...], _SOME, _NOT_TOO_MANY] = (MatrixShape(tokens=131072, channels=1024),)
     """Shapes to tune for."""
-
-    def format(self) -> dict[str, Any]:
-        """The part of a spec that decides the result and what is timed: without name, arch and workloads."""
-        return {name: value for name, value in self.to_json().items() if name in ("operation", "matrix")}
-
-    @property
-    def format_id(self) -> str:
-        """Digest of `format()`."""
-        return digest(self.format())
 
     def problems(self) -> Iterable[rules.Problem]:
         return rules.listed_twice(self.workloads)
@@ -534,7 +533,7 @@ class LinearShape(Model):
         return {"m": self.rows}
 
 
-class LinearSpec(Model):
+class LinearSpec(Spec):
     """A linear layer over quantized weights, and the numbers of rows that matter."""
 
     name: Name = "linear"
@@ -549,15 +548,6 @@ class LinearSpec(Model):
         LinearShape(rows=rows) for rows in (1, 4, 8, 16, 32, 64, 128)
     )
     """Numbers of rows to tune for. A kernel takes any number up to the largest."""
-
-    def format(self) -> dict[str, Any]:
-        """The part of a spec that decides the result: without name, arch and workloads."""
-        return {name: value for name, value in self.to_json().items() if name in ("operation", "linear")}
-
-    @property
-    def format_id(self) -> str:
-        """Digest of `format()`."""
-        return digest(self.format())
 
     def problems(self) -> Iterable[rules.Problem]:
         return rules.listed_twice(self.workloads)

@@ -19,12 +19,11 @@ from kvgen.lower.backend import Source, Sources
 from kvgen.lower.schedule import Params, Schedule
 from kvgen.measure.measurement import Candidate, Measurement, VerdictKind
 from kvgen.registry.entry import Entry, here
-from kvgen.spec import AnySpec, AnyWorkload, KernelSpec
+from kvgen.spec import AnySpec, AnyWorkload
 from kvgen.spec.workloads import Timing
 from kvgen.toolchain import Artifact
 from kvgen.tune.candidates import Contender
 from kvgen.tune.search import geomean
-from kvgen.verify.reference import format_quality
 
 MOST_LAUNCHES = 4
 """Of an entry, unless more workloads have winners of their own."""
@@ -170,7 +169,6 @@ def make_entry(
         provenance={**provenance(), **facts, "why": decision.why},
         accuracy={key: dict(record.accuracy) for key, record in decision.launches.items()},
         timings=tuple(timings),
-        quality=quality_of(spec),
     )
     return replace(entry, provenance={**entry.provenance, "tuned": not entry.disturbed, "sources": entry.sources_id})
 
@@ -187,11 +185,6 @@ def further(spec: AnySpec, target: Target, winners: Sequence[Schedule], first: C
     taken = {shape(schedule) for schedule in winners if schedule.backend == first.backend.name}
     others = [one for one in first.defaults if one.layout == winners[0].layout and shape(one) not in taken]
     return others[: max(0, MOST_LAUNCHES - len(set(winners)))]
-
-
-def quality_of(spec: AnySpec) -> dict[str, Any] | None:
-    """What the format costs; the errors of a matrix are in the entry's accuracy."""
-    return {"outputs": format_quality(spec)} if isinstance(spec, KernelSpec) else None
 
 
 def toolchain_of(artifact: Artifact) -> dict[str, Any]:

@@ -10,6 +10,8 @@ import torch
 from kvgen.format.dtypes import torch_dtype
 from kvgen.spec import KernelSpec
 
+LOGIT = 60.0
+
 
 @dataclass(frozen=True)
 class Inputs:
@@ -27,12 +29,12 @@ def normal(spec: KernelSpec, batch: int, kv_len: int, *, q_len: int = 1, seed: i
     return Inputs(*(torch.randn(shape, generator=random).to(dtype) for shape in _shapes(spec, batch, kv_len, q_len)))
 
 
-def structured(spec: KernelSpec, batch: int, kv_len: int, *, q_len: int = 1, seed: int = 0, logit: float = 60.0) -> Inputs:
+def structured(spec: KernelSpec, batch: int, kv_len: int, *, q_len: int = 1, seed: int = 0) -> Inputs:
     """Difficult properties of real caches in one data set.
 
     K has a few channels of large magnitude and offset, one channel that is constant, and one huge value; the first tokens
     attract attention (sinks); a few needles far back answer the queries; V has a constant token and an outlier channel.
-    The largest |score| of q with 1 / sqrt(head_dim) is about `logit`.
+    The largest |score| of q with 1 / sqrt(head_dim) is about LOGIT.
     """
     random = torch.Generator().manual_seed(seed)
     q, k, v = (torch.randn(shape, generator=random) for shape in _shapes(spec, batch, kv_len, q_len))
@@ -49,7 +51,7 @@ def structured(spec: KernelSpec, batch: int, kv_len: int, *, q_len: int = 1, see
     v[:, : min(4, kv_len)] *= 0.05
     k[:, kv_len * 3 // 4, :, int(outliers[-1])] = 60.0  # one huge value spoils its group
     k[..., int(outliers[0])] = 1.5  # constant groups
-    q = q * (logit / _largest_score(q, k))
+    q = q * (LOGIT / _largest_score(q, k))
     dtype = torch_dtype(spec.attention.dtype)
     return Inputs(q.to(dtype), k.to(dtype), v.to(dtype))
 

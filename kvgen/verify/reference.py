@@ -1,27 +1,22 @@
-"""The reference in fp64, on the device of its arguments: attention with every feature of the spec language, what a cache holds of known
-tokens, and the accuracy that a format loses.
+"""The reference in fp64, on the device of its arguments: attention with every feature of the spec language, and what a cache holds
+of known tokens.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from functools import cache
 from typing import Any
 
 import torch
 
-from kvgen.format.calibration import calibrated_scales
 from kvgen.format.layout import PackedLayout, Rotation, rotation_of
 from kvgen.format.residual import residual_rows
 from kvgen.format.rotation import rotate, rotate_back
-from kvgen.format.scales import static_scales, trial_scales
-from kvgen.format.sizes import usual_block
+from kvgen.format.scales import trial_scales
 from kvgen.spec import KernelSpec
-from kvgen.verify.data import Inputs, learned_sinks, normal, structured
+from kvgen.verify.data import learned_sinks
 from kvgen.verify.packing import dequantize, from_blocks, pack_blocks, quantize, to_blocks
-from kvgen.verify.tolerance import relative_l2
 
 MAX_SCORES = 1 << 23
 """Scores held at once: 64 MiB in fp64."""
@@ -55,16 +50,6 @@ def attend(
         out[b, rows] = seen.view(q_heads, found.shape[1], -1).transpose(0, 1)
         lse[b, :, rows] = logs
     return out, lse
-
-
-def weights(
-    q: torch.Tensor, k: torch.Tensor, *, softcap: float = 0.0, window: int | None = None, sinks: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Attention weights of positions: fp64 [batch, q_heads, q_len, tokens], 0 for positions that a query does not see."""
-    held = torch.zeros(q.shape[0], q.shape[2], q.shape[1], k.shape[1], dtype=torch.float64, device=q.device)
-    for b, rows, _, found, _ in _parts(q, k, None, None, softcap, window, sinks):
-        held[b, :, rows] = found
-    return held
 
 
 def _parts(
@@ -210,40 +195,3 @@ class WholeSequences:
 def rounded_query(q: torch.Tensor, rotation: Rotation | None) -> torch.Tensor:
     """The query that meets the original K as the query that a kernel rotates, and rounds to its type, meets the rotated K."""
     return q if rotation is None else rotate_back(rotate(q, rotation).double(), rotation)
-
-
-KV_LEN = 4096
-LOGIT = 20.0
-"""Largest score of structured data: the loss of a format is told apart best where the softmax is neither flat nor at one token."""
-
-
-@dataclass(frozen=True)
-class Quality:
-    """Errors of attention over a quantized cache, against attention over the original K and V."""
-
-    relative_l2: float
-    """Of the output."""
-    cosine: float
-    """Between outputs, mean over queries and heads: 1 is right."""
-    weights_l1: float
-    """Sum over positions of |weight - true weight|, mean over queries and heads: 0 is right, 2 is all wrong."""
-
-
-@cache
-def format_quality(spec: KernelSpec) -> dict[str, Any]:
-    """What a format costs on normal and structured data, as plain data for a registry's entry: a property of the format, of no device."""
-    kv_len = max(KV_LEN, 4 * usual_block(spec) + spec.cache.unpacked)  # some blocks are packed
-    data = {"normal": normal(spec, 1, kv_len), "structured": structured(spec, 1, kv_len, logit=LOGIT)}
-    return {**{name: asdict(quality(spec, one)) for name, one in data.items()}, "kv_len": kv_len, "logit": LOGIT, "seed": 0}
-
-
-def quality(spec: KernelSpec, inputs: Inputs, block: int | None = None) -> Quality:
-    """Errors of the spec's format on these inputs, packed in blocks of `block` tokens (the usual ones); sinks are taken as 0."""
-    att, batch, tokens = spec.attention, *inputs.k.shape[:2]
-    how: dict[str, Any] = {"softcap": att.softcap, "window": att.window, "sinks": torch.zeros(att.q_heads) if att.sinks else None}
-    scales = static_scales(spec, *calibrated_scales(spec, inputs.k, inputs.v), inputs.k.device)
-    k, v = WholeSequences(spec, block or usual_block(spec), inputs.k, inputs.v, scales).seen([tokens] * batch)
-    out, want = (attend(inputs.q, *pair, **how)[0] for pair in ((k, v), (inputs.k, inputs.v)))
-    found, right = (weights(inputs.q, one, **how) for one in (k, inputs.k))
-    cosine = torch.cosine_similarity(out, want, dim=-1)
-    return Quality(relative_l2(out, want), float(cosine.mean()), float((found - right).abs().sum(-1).mean()))

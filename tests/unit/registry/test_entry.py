@@ -22,7 +22,6 @@ def test_the_file_gives_the_entry_back(make_entry):
         ((1, 4096), (8, 1024)),
         names=("cuda", "tilelang"),
         accuracy={"1x4096": {"relative_l2": 1e-3}},
-        quality={"outputs": {"normal": {"relative_l2": 0.1}, "seed": 0}, "notes": [1]},
     )
     assert again(entry) == entry
     assert again(entry).backend == "cuda+tilelang"

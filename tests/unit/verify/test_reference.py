@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from kvgen.format.layout import packed_layout
 from kvgen.spec import KernelSpec, load_spec
 from kvgen.verify import reference
-from kvgen.verify.data import normal, structured
+from kvgen.verify.data import normal
 from kvgen.verify.packing import dequantize, from_blocks, quantize, unpack_blocks
-from kvgen.verify.reference import Quality, attend, format_quality, quality
+from kvgen.verify.reference import attend
 from tests.support.reference import ReferenceCache
 from tests.support.specs import base
 
@@ -179,33 +179,3 @@ def test_boosted_channels_are_chosen_per_group_of_tokens_and_packed(select: str)
     for order in ("mma", "simd"):
         layout = packed_layout(spec, BLOCK, order)  # type: ignore[arg-type]
         assert torch.equal(from_blocks(unpack_blocks(layout, cache.packed(layout))[0]), read)
-
-
-def of(**sections: Any) -> Quality:
-    spec = load_spec(base(**sections))
-    return quality(spec, structured(spec, 1, 200, logit=10.0), block=32)
-
-
-def token(bits: int) -> dict[str, Any]:
-    return {"bits": bits, "axis": "token", "group": 64}
-
-
-def test_more_bits_cost_less() -> None:
-    errors = [of(key=token(bits), value=token(bits)) for bits in (8, 4, 2)]
-    assert errors[0].relative_l2 < errors[1].relative_l2 < errors[2].relative_l2
-    assert errors[0].weights_l1 < errors[1].weights_l1 < errors[2].weights_l1 < 2
-
-
-@pytest.mark.parametrize(
-    "sections",
-    [
-        {"key": {"bits": 2, "axis": "channel", "group": 1008}},
-        {"key": {"bits": 4, "axis": "token", "group": 64}, "cache": {"layout": "paged", "page": 48}},
-    ],
-    ids=["long-groups", "odd-pages"],
-)
-def test_the_quality_of_every_format_is_of_blocks_that_were_packed(sections: dict[str, Any]) -> None:
-    attention = {"q_heads": 1, "kv_heads": 1, "head_dim": 64}
-    found = format_quality(load_spec(base(attention=attention, **sections)))
-    assert found["normal"]["weights_l1"] > 0
-    assert found["structured"]["relative_l2"] > 0
