@@ -21,7 +21,7 @@ import argparse
 import csv
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -33,11 +33,11 @@ from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler
 from optuna.storages import InMemoryStorage
 from optuna.trial import TrialState
 
-from kvgen.lower.schedule import Schedule, Value
+from kvgen.lower.schedule import Params, Schedule, Value
 from kvgen.lower.space import Parameter
 from kvgen.measure.measurement import Candidate
 from kvgen.spec import Workload
-from kvgen.tune.storage import Study, flatten, unflatten
+from kvgen.tune.storage import Study, flatten
 
 CLOSE = 1.02
 BACKEND = "table"
@@ -94,6 +94,15 @@ def tables(file: Path) -> Iterator[Table]:
                 default = schedule
         if costs:
             yield Table(f"{file.stem} {work}", costs, default or next(iter(costs)))
+
+
+def unflatten(backend: str, params: Mapping[str, Value]) -> Schedule:
+    """Inverse of `flatten`."""
+
+    def part(prefix: str) -> Params:
+        return Params({name.removeprefix(prefix): value for name, value in params.items() if name.startswith(prefix)})
+
+    return Schedule(backend, part("layout."), part("launch."))
 
 
 def _value(text: str) -> Value:

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from kvgen.errors import host_errors
 from kvgen.extras import require
 from kvgen.format.scales import static_scales
+from kvgen.integrations.weights import opened
 from kvgen.spec import KernelSpec, QuantSpec
 from kvgen.spec.layers import read_config
 
@@ -51,26 +51,21 @@ def load_scales(checkpoint: Path | str, spec: KernelSpec | Sequence[KernelSpec])
 
 def _tensors(path: Path) -> dict[tuple[int, str], torch.Tensor]:
     """The scales by layer and `key` or `value`. Only they are read, of however many files."""
-    from safetensors import SafetensorError, safe_open
-
     files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
     if not files:
         raise ValueError(f"{path} holds no *.safetensors")
     found: dict[tuple[int, str], torch.Tensor] = {}
     for file in files:
-        try:
-            with host_errors("read", file), safe_open(file, framework="pt") as opened:
-                for name in opened.keys():  # noqa: SIM118 - no mapping
-                    if _ASYMMETRIC.search(name):
-                        raise ValueError(f"{name}: a static scale has no zero point")
-                    if _UNUSED.search(name) or (match := _NAME.search(name)) is None:
-                        continue
-                    place = int(match[1]), {"k": "key", "v": "value"}[match[2] or match[3]]
-                    if place in found:
-                        raise ValueError(f"{path} has two scales of {place[1]} in layer {place[0]}: the second is {name}")
-                    found[place] = opened.get_tensor(name)
-        except SafetensorError as error:
-            raise ValueError(f"{file} is no file of safetensors: {error!s:.200}") from None
+        with opened(file) as tensors:
+            for name in tensors.keys():  # noqa: SIM118 - no mapping
+                if _ASYMMETRIC.search(name):
+                    raise ValueError(f"{name}: a static scale has no zero point")
+                if _UNUSED.search(name) or (match := _NAME.search(name)) is None:
+                    continue
+                place = int(match[1]), {"k": "key", "v": "value"}[match[2] or match[3]]
+                if place in found:
+                    raise ValueError(f"{path} has two scales of {place[1]} in layer {place[0]}: the second is {name}")
+                found[place] = tensors.get_tensor(name)
     return found
 
 

@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -20,8 +19,6 @@ from kvgen.plaindata import Json
 
 MODULE = "module.so"
 META = "artifact.json"
-ABANDONED_S = 86400.0
-"""Age of a temporary folder whose process was killed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +61,6 @@ class ArtifactCache:
 
     def __init__(self, root: Path | None = None) -> None:
         self.root = Path(root) if root is not None else user_cache()
-        self._swept = False
 
     def get(self, key: str) -> Artifact | None:
         """The artifact of a key, or None if it is missing or was changed."""
@@ -166,19 +162,10 @@ class ArtifactCache:
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:
-        """A temporary folder on the cache's own file system; removed afterwards, or a day later if this process is killed.
-
-        An OSError within becomes a HostError.
-        """
+        """A temporary folder on the cache's own file system, removed afterwards. An OSError within becomes a HostError."""
         parent = self.root / "tmp"
         with host_errors("write", self.root):
             parent.mkdir(parents=True, exist_ok=True)
-            if not self._swept:
-                self._swept = True
-                for left in parent.iterdir():
-                    with suppress(FileNotFoundError):
-                        if time.time() - left.stat().st_mtime > ABANDONED_S:
-                            shutil.rmtree(left, ignore_errors=True)
             folder = Path(tempfile.mkdtemp(dir=parent))
             try:
                 yield folder

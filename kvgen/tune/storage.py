@@ -27,7 +27,7 @@ from sqlalchemy.exc import ArgumentError
 
 from kvgen.errors import HostError, KvgenError, host_errors
 from kvgen.extras import require
-from kvgen.lower.schedule import Params, Schedule, Value
+from kvgen.lower.schedule import Schedule, Value
 from kvgen.lower.space import Parameter
 from kvgen.measure.measurement import Measurement
 
@@ -239,15 +239,6 @@ class _Axis:
 def flatten(schedule: Schedule) -> dict[str, Value]:
     """Parameters of a schedule by name; the prefixes `layout.` and `launch.` distinguish the two parts."""
     return {**{f"layout.{k}": v for k, v in schedule.layout.items()}, **{f"launch.{k}": v for k, v in schedule.launch.items()}}
-
-
-def unflatten(backend: str, params: Mapping[str, Value]) -> Schedule:
-    """Inverse of `flatten`."""
-
-    def part(prefix: str) -> Params:
-        return Params({name.removeprefix(prefix): value for name, value in params.items() if name.startswith(prefix)})
-
-    return Schedule(backend, part("layout."), part("launch."))
 
 
 # --- where they are ----------------------------------------------------------------------------------------------------

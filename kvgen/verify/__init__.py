@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,3 +36,11 @@ class Check:
 
     def close(self) -> None:
         """Give memory back."""
+
+
+class OperationCheck(Check):
+    """A check of a linear layer, or of operations on a matrix, that does not depend on a workload; `accuracy` takes the largest errors."""
+
+    def __init__(self, variant: Any, device: str, policy: CheckPolicy | None = None, accuracy: dict[str, float] | None = None) -> None:
+        self.variant, self.device, self.policy = variant, device, policy or CheckPolicy()
+        self.accuracy = {} if accuracy is None else accuracy

@@ -15,7 +15,7 @@ from kvgen.format.dtypes import torch_dtype
 from kvgen.format.weights import Canonical
 from kvgen.runtime.linear import LinearVariant
 from kvgen.spec import LinearFormat
-from kvgen.verify import Check, CheckPolicy
+from kvgen.verify import Check, OperationCheck
 from kvgen.verify.tolerance import relative_l2
 
 CHUNK = 1 << 24
@@ -100,17 +100,13 @@ def meant(linear: LinearFormat, weight: Canonical) -> Iterator[tuple[slice, Tens
         yield rows, ((codes - zeros) * weight.scales[rows].double().unsqueeze(2)).flatten(1)
 
 
-class LinearCheck(Check):
+class LinearCheck(OperationCheck):
     """Calls of 0, 1, 2 … rows up to the most that a variant takes, in memory with gaps between rows; beyond y nothing is written.
 
     Outputs lie within larger memory of NaNs, and so does x; every call is repeated and must give the same bits.
     """
 
-    def __init__(
-        self, variant: LinearVariant, device: str, policy: CheckPolicy | None = None, accuracy: dict[str, float] | None = None
-    ) -> None:
-        self.variant, self.device, self.policy = variant, device, policy or CheckPolicy()
-        self.accuracy = {} if accuracy is None else accuracy
+    variant: LinearVariant
 
     def prepare(self) -> None:
         """The weight, and the outputs of the most rows, of which other calls have the first."""

@@ -10,7 +10,7 @@ import torch
 
 from kvgen.errors import CheckError
 from kvgen.runtime.matrix import MatrixVariant
-from kvgen.verify import Check, CheckPolicy
+from kvgen.verify import Check, OperationCheck
 from kvgen.verify.packing import divide
 
 LEVELS = 127
@@ -80,21 +80,17 @@ def errors(x: torch.Tensor, read_back: torch.Tensor, seed: int = 1) -> Errors:
     return Errors(float(squares.sqrt()), float(top), float(moved) / max(1, x.shape[0] * QUERIES))
 
 
-class MatrixCheck(Check):
+class MatrixCheck(OperationCheck):
     """Every scale, code and element that is read back, to the bit, over ragged shapes; beyond the matrix nothing is written.
 
     Outputs lie within larger memory of sentinels; every call is repeated and must give the same bits.
     """
 
-    def __init__(
-        self, variant: MatrixVariant, device: str, policy: CheckPolicy | None = None, accuracy: dict[str, float] | None = None
-    ) -> None:
-        self.variant, self.device, self.policy = variant, device, policy or CheckPolicy()
-        self.accuracy = {} if accuracy is None else accuracy
-        self.accuracy["relative_l2"] = 0.0  # which the reference is reproduced with; the rest are the metrics of `errors`
+    variant: MatrixVariant
 
     def run(self) -> None:
         """All shapes, each with its own scales, and with scales that are too small. Raises CheckError at the first wrong number."""
+        self.accuracy["relative_l2"] = 0.0  # which the reference is reproduced with; the rest are the metrics of `errors`
         for number, (tokens, channels) in enumerate(SHAPES):
             for name, x in self._matrices(tokens, channels, GAPS[number % len(GAPS)]):
                 self._matrix(f"{tokens}x{channels}, {name}", x)
