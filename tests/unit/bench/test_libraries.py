@@ -23,7 +23,7 @@ LENGTH = 100
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvgen.bench.run.cold_bytes", lambda _: 1)
+    monkeypatch.setattr("kvgen.measure.inputs.cold_bytes", lambda _: 1)
 
 
 def case(q_len: int = 1, dtype: str = "float32", **attention: object) -> Case:
