@@ -85,6 +85,11 @@ def apart(one: Coordinates, other: Coordinates) -> float:
     return abs(one[0] - other[0]) + abs(one[1] - other[1]) + abs(one[2] - other[2]) + abs(one[3] - other[3]) + abs(one[4] - other[4])
 
 
+def distance(one: AnyWorkload, other: AnyWorkload) -> float:
+    """`apart` for workloads."""
+    return apart(coordinates_of(one), coordinates_of(other))
+
+
 def nearest(tuned: Iterable[Coordinates], wanted: Coordinates) -> int:
     """Index of the workload nearest to the requested one; the first of equals. Raises ValueError for an empty list."""
     distances = [apart(one, wanted) for one in tuned]
