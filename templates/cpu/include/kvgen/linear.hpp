@@ -36,7 +36,7 @@ class Module {
   using Element = typename C::Element;
   static constexpr bool bytes = C::dot == Dot::int16 && kVnni;
 
-  static constexpr int kHeight = bytes ? 3 : 4;                     // most rows whose sums lie in registers
+  static constexpr int kHeight = 4;                                 // most rows whose sums lie in registers
   static constexpr int64_t kAlone = 1 << 14;                        // elements of x that the calling thread prepares without the others
   static constexpr int64_t kShare = 16 << 10;                       // bytes of the weight that are worth a thread
   static constexpr bool pairs = C::epilogue == Epilogue::silu_mul;  // a tile of gate rows and one of up rows
