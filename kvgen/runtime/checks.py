@@ -24,7 +24,8 @@ def eager() -> None:
         or torch._C._get_dispatch_mode(proxy) is not None
         or torch._ops._get_dispatch_mode_pre_dispatch(proxy) is not None  # type: ignore[no-untyped-call]
     )
-    if recorded or not _in_memory(torch.zeros(1, device="cpu")):
+    modes = torch._C._len_torch_dispatch_stack() > 0 or torch._C._functorch.maybe_current_level() is not None
+    if recorded or (modes and not _in_memory(torch.zeros(1, device="cpu"))):  # torch.zeros takes longer than all else here
         raise ValueError(
             "kernels are called here while torch traces, fakes or transforms (torch.jit.trace, make_fx, FakeTensorMode, torch.func), which "
             "sees no kernel: use kvgen.integrations.torch_ops.Attention, whose operators torch takes whole"
