@@ -1,11 +1,11 @@
-"""Time of a decode step, bytes of attention and unquantized tokens over the block size N_r, of four formats at short and long lengths.
+"""Time of a decode step over the block size N_r, of four formats at short and long lengths. Bytes and quality: cpu_blocks.py.
 
-    python benchmarks/gpu_blocks.py [FORMAT…] [--blocks 64,128] [--rounds 3] [--compile | --bytes]
+    python benchmarks/gpu_blocks.py [FORMAT…] [--blocks 64,128] [--rounds 3] [--compile]
 
 A step is `decode`: append, attend, flush, over as many steps as fill a block, so that a time is the mean over all fill levels of the
 residual and has its share of packing. For every block the schedules below that are valid are compiled, then timed in turns; the fastest of
 each block is verified against the fp64 reference before its row counts. `read_us` is a read of the mean bytes of those steps. Rows go to
-$OUT (or benchmarks/results) as GPU_blocks.csv. `--compile` only compiles, without a GPU, into the cache; `--bytes` only prints a table.
+$OUT (or benchmarks/results) as GPU_blocks.csv. `--compile` only compiles, without a GPU, into the cache.
 Exits with 1 where a schedule does not compile or is wrong.
 """
 
@@ -19,14 +19,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import pandas as pd
 import torch
 
 from benchmarks.common import gpu_facts, gpu_word, parser, take_turns, write_rows
 from benchmarks.gpu_words import schedule_word, schedules_of, spec_of, workload_of
 from kvgen.errors import CheckError
 from kvgen.format.layout import PackedLayout
-from kvgen.format.residual import residual_rows
 from kvgen.format.sizes import must_read
 from kvgen.lower.backend import get_backend
 from kvgen.lower.schedule import Schedule, layout_of
@@ -57,16 +55,12 @@ def main() -> int:
     command.add_argument("formats", nargs="*", metavar="FORMAT", help=", ".join(FORMATS))
     command.add_argument("--blocks", type=lambda text: [int(one) for one in text.split(",")], default=list(BLOCKS))
     command.add_argument("--compile", action="store_true")
-    command.add_argument("--bytes", action="store_true")
     options = command.parse_args()
     if unknown := set(options.formats) - set(FORMATS):
         command.error(f"there is no {min(unknown)!r}")
     works = [workload_of(word) for word in WORKLOADS]
     specs = {name: spec_of(FORMATS[name], TARGET, works) for name in options.formats or FORMATS}
     points = {name: schedules(spec, options.blocks) for name, spec in specs.items()}
-    if options.bytes:
-        print(sizes(specs, points, works).to_string(index=False))
-        return 0
     modules, failed = compiled(specs, points)
     if options.compile:
         return int(failed)
@@ -158,20 +152,6 @@ def mean_bytes(spec: KernelSpec, layout: PackedLayout, work: Workload) -> int:
     """What `attend` must read, over the steps that fill a block."""
     first = max(0, work.kv_len - layout.tokens // 2)
     return work.batch * round(mean(must_read(spec, layout, [first + step]) for step in range(layout.tokens)))
-
-
-def sizes(specs: dict[str, KernelSpec], points: dict[str, list[Schedule]], works: list[Workload]) -> pd.DataFrame:
-    """Mean bytes that a step's attention reads, also over those with the best block; and the mean of a sequence's unquantized tokens."""
-    rows = []
-    for name, spec in specs.items():
-        layouts = {one.layout.integer("block"): layout_of(spec, one.layout) for one in points[name]}
-        for work in works:
-            least = min(mean_bytes(spec, layout, work) for layout in layouts.values())
-            for block, layout in layouts.items():
-                nbytes = mean_bytes(spec, layout, work)
-                unpacked = mean(length - block * residual_rows(spec, block).packed_blocks(length) for length in range(block, 2 * block))
-                rows.append((name, work.key, block, nbytes, round(nbytes / least, 3), round(unpacked, 1)))
-    return pd.DataFrame(rows, columns=["format", "workload", "block", "bytes", "of the least", "unquantized tokens"])
 
 
 if __name__ == "__main__":

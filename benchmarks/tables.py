@@ -18,7 +18,7 @@ from kvgen.results import fraction
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGES = ("performance.md", "linear.md", "formats.md", "accuracy.md", "matrix.md", "integrations.md", "numerics.md")
+PAGES = ("performance.md", "linear.md", "formats.md", "accuracy.md", "matrix.md", "integrations.md", "numerics.md", "tuning.md")
 DOCUMENTS = (ROOT / "README.md", *(ROOT / "docs" / name for name in PAGES))
 MARKED = re.compile(r"(<!-- figures: ([a-z0-9-]+) -->\n).*?(<!-- /figures -->)", re.DOTALL)
 WIDTH = 130
@@ -309,6 +309,21 @@ def sizes() -> str:
     return table(header, body)
 
 
+def blocks() -> str:
+    """Bytes, quality and, where a GPU has measured it, time over the tokens of a block, and on what the quality was measured."""
+    found, body = frame("cpu_blocks.csv"), []
+    timed = (RESULTS / "h200_blocks.csv").exists()
+    times = frame("h200_blocks.csv").set_index(["format", "block", "workload"]).us if timed else {}
+    for row in found.itertuples():
+        read = [f"{row.bytes_316 / 316:.0f}", f"{row.bytes_32768 / 32768:.0f}"]
+        us = [figure(times[row.format, row.block, work]) for work in ("200x316", "8x32768")] if timed else []
+        body.append([row.format, str(row.block), f"{row.residual_tokens:.0f}", *read, f"{row.kl_316:.2g}", f"{row.kl_2048:.2g}", *us])
+    header = ["format", "tokens of a block", "tokens in 16 bits", "bytes per token at 316", "at 32768", "KL at 316, nats", "at 2048"]
+    one = found.iloc[0]
+    about = f"{one.device}, torch {one.torch}, {one.date}; {one.model} in {one['dtype']}, passages of each text: {one.passages}"
+    return table([*header, *(["H200 at 200 × 316, µs", "at 8 × 32768"] if timed else [])], body) + f"\n{about}.\n"
+
+
 def figures(weights: bool = False) -> pd.DataFrame:
     """The records of `kvgen accuracy`: of formats of the cache, which ship, or of weights."""
     from kvgen.accuracy import SHIPPED
@@ -509,7 +524,7 @@ ERRORS = (("error", "error16"), ("row", "row16"))
 """Columns of rounding.py: kvgen's error, and that of attention over 16 bits."""
 TABLES: dict[str, Callable[[], str]] = {
     "serving": serving, "summary": summary, "shapes": shapes, "extend": extend, "plans": plans, "cpu": cpu, "overhead": overhead,
-    "generate": generate, "generate-summary": generate_summary, "vllm": vllm, "preset-sizes": sizes, "accuracy": accuracy,
+    "generate": generate, "generate-summary": generate_summary, "vllm": vllm, "preset-sizes": sizes, "blocks": blocks, "accuracy": accuracy,
     "accuracy-about": accuracy_about, "accuracy-contexts": accuracy_contexts,
     "accuracy-weights": accuracy_weights, "accuracy-weights-about": lambda: accuracy_about(weights=True),
     "accuracy-orders": accuracy_orders, "accuracy-pareto": accuracy_pareto, "rounding": rounding, "linear-speed": linear_speed,
