@@ -33,10 +33,8 @@ def _own_environment() -> None:
     os.environ.setdefault("KVGEN_CACHE_DIR", str(SCRATCH / "cache"))
     os.environ["KVGEN_REGISTRY_DIR"] = str(SCRATCH / "no-user-registry")
     os.environ["KVGEN_SITE_DIR"] = str(SCRATCH / "no-site-registry")
-    # Processes of pytest-xdist share the processors. torch would start a thread for each processor in every one of them.
-    if workers := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
-        share = max(1, len(os.sched_getaffinity(0)) // int(workers))
-        os.environ.setdefault("OMP_NUM_THREADS", str(share))
+    # Small tensors are faster on one thread: beside other processes the threads of torch take ten times as long, waiting for each other.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 _own_environment()

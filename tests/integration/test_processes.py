@@ -120,7 +120,7 @@ def test_sigterm_and_ctrl_c_end_a_command_register_the_best_so_far_and_leave_no_
     compiler, stuck = tmp_path / "g++", tmp_path / "stuck"
     compiler.write_text(STUCK.format(gxx=shutil.which("g++"), stuck=stuck))
     compiler.chmod(0o755)
-    machine.environment |= {"CXX": str(compiler), "KVGEN_MACHINE": '{"cores": 2}'}
+    machine.environment |= {"CXX": str(compiler), "KVGEN_MACHINE": '{"cores": 2, "llc_bytes": 1048576}'}
     output, _ = ended(machine, stuck, ("build", machine.spec, "--backend", "cpu", "--budget", "1h", "--json"), signal.SIGTERM)
     assert json.loads(output)[0]["interrupted"] is True
     (answer,) = machine.json("why", machine.spec)

@@ -30,7 +30,7 @@ pytestmark = [
 ]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     """A server of its own, on a socket. It refuses to run as root."""
     folder = Path(tempfile.mkdtemp(prefix="kvgen-pg-"))  # pytest's own folders are root's alone

@@ -106,11 +106,11 @@ class StepLife:
             f"{'decode' if append else 'attend'} {tokens}{' planned' if planned else ''}{' skip' if skip else ''} at {lengths}"
         )
         step.run()
-        again = replace(step)
+        again = replace(step, backwards=not step.backwards, first_load_is_current=not step.first_load_is_current)
         again.run()
         comparison = Comparison(self.spec, torch.device("cpu"), exact=self.built.exact)
         for one, other in ((step.out, again.out), (step.lse, again.lse)):
-            comparison.same_bits("a repeated call", one, other)
+            comparison.same_bits("a call with CTAs in the other order", one, other)
         works = [length + tokens <= limit or (skip and not length) for length in lengths]
         if new:
             counts = torch.tensor([tokens * (there and not (skip and not n)) for there, n in zip(works, lengths, strict=True)])

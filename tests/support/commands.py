@@ -30,6 +30,7 @@ class Machine:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.environment = {
+            "KVGEN_MACHINE": '{"llc_bytes": 1048576}',  # past a small cache little memory is cold
             **os.environ,
             "KVGEN_CACHE_DIR": str(root / "cache"),
             "KVGEN_REGISTRY_DIR": str(root / "registry"),

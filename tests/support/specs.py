@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from math import lcm
+from random import Random
 from typing import Any
 
 from hypothesis import strategies as st
 
 from kvgen.format.layout import Order, PackedLayout, packed_layout
-from kvgen.spec import KernelSpec, Workload, load_spec
+from kvgen.spec import KernelSpec, load_spec
+from tests.lives.draw import spec_data as drawn_data
 from tests.support.plan import PlanShape
 
 
@@ -37,87 +38,28 @@ def kv4_spec(**sections: Any) -> KernelSpec:
     return KernelSpec(**{**data, **{name: {**data.get(name, {}), **change} for name, change in sections.items()}})
 
 
-def _quants(head_dim: int) -> st.SearchStrategy[dict[str, Any]]:
-    divisors = [group for group in range(1, head_dim + 1) if head_dim % group == 0]
-    bits, tokens = st.sampled_from([2, 4, 8]), st.sampled_from([16, 32, 48, 64, 128, 512])
-    kinds = st.sampled_from(["e4m3", "e5m2"])
-    small = [{"type": kind, "axis": "token"} for kind, group in (("nvfp4", 16), ("mxfp4", 32)) if head_dim % group == 0]
-    return st.one_of(
-        st.just({"bits": 16}),
-        st.fixed_dictionaries({"bits": bits, "axis": st.just("channel"), "group": tokens, "zero": st.booleans()}),
-        st.fixed_dictionaries({"bits": bits, "axis": st.just("token"), "group": st.sampled_from(divisors), "zero": st.booleans()}),
-        st.fixed_dictionaries({"type": kinds, "axis": st.just("channel"), "group": tokens}),
-        st.fixed_dictionaries({"type": kinds, "axis": st.just("token"), "group": st.sampled_from(divisors)}),
-        st.sampled_from(small),
-    )
+def spec_data() -> st.SearchStrategy[dict[str, Any]]:
+    """Data of a valid spec of one to three workloads: as random lives draw it, and with floats for some of the codes."""
+    return st.integers(0, 1 << 40).map(lambda seed: _drawn(Random(seed)))
 
 
-@st.composite
-def _caches(draw: st.DrawFn, key: dict[str, Any], value: dict[str, Any], window: int | None) -> dict[str, Any]:
-    """Pages of whole groups, and unquantized tokens where something is quantized."""
-    cache: dict[str, Any] = {"rollback": draw(st.sampled_from([0, 0, 1, 40]))}
-    whole = lcm(16, *(quant["group"] for quant in (key, value) if quant.get("axis") == "channel"))
-    if draw(st.booleans()):
-        cache |= {"layout": "paged", "page": whole * draw(st.integers(1, 4))}
-    if {key.get("bits"), value.get("bits")} != {16}:
-        most = 100 if window is None else min(100, window - 1)
-        cache["local"] = draw(st.sampled_from([0, 0, min(1, most), most]))
-        cache["sink"] = 0 if window is not None else draw(st.sampled_from([0, 0, 1, 16, 70]))
-    return cache
-
-
-@st.composite
-def spec_data(draw: st.DrawFn) -> dict[str, Any]:
-    """Data of a valid spec."""
-    head_dim = draw(st.integers(1, 8).map(lambda n: 16 * n) | st.sampled_from([192, 256]))
-    kv_heads = draw(st.integers(1, 3))
-    q_len = draw(st.integers(1, 4))
-    window = draw(st.none() | st.integers(1, 300))
-    key, value = draw(_quants(head_dim)), draw(_quants(head_dim))
-    data = base(
-        attention={
-            "q_heads": kv_heads * draw(st.integers(1, 5) | st.just(32)),
-            "kv_heads": kv_heads,
-            "head_dim": head_dim,
-            "dtype": draw(st.sampled_from(["float16", "bfloat16", "float32"])),
-            "q_len": q_len,
-            "softcap": draw(st.sampled_from([0.0, 0.001, 30.0, 1e6])),
-            "window": window,
-            "sinks": draw(st.booleans()),
-        },
-        key=key,
-        value=value,
-        cache=draw(_caches(key, value, window)),
-        workloads=draw(
-            st.lists(
-                st.fixed_dictionaries(
-                    {
-                        "batch": st.integers(1, 128),
-                        "kv_len": st.integers(4, 1 << 20),
-                        "q_len": st.integers(1, q_len),
-                        "weight": st.floats(0.1, 10.0),
-                    }
-                ),
-                min_size=1,
-                max_size=3,
-                unique_by=lambda work: (work["batch"], work["kv_len"], work["q_len"]),
-            )
-        ),
-    )
-    if key.get("bits") == 2 and key.get("axis") == "channel" and key.get("zero"):
-        channels, select = draw(st.integers(0, head_dim - 1)), draw(st.sampled_from(["mean_abs", "range", "static"]))
-        data["key"] = {**key, "boost": {"fraction": channels / head_dim, "select": select}}
-    return data
+def _drawn(draw: Random) -> dict[str, Any]:
+    data = drawn_data(draw)
+    for name in ("key", "value"):
+        quant, dim = data[name], data["attention"]["head_dim"]
+        if "boost" not in quant and draw.random() < 0.3:
+            kind = draw.choice(["e4m3", "e5m2", *(["nvfp4", "mxfp4"] if dim % 32 == 0 else [])])
+            plain = {"axis": "token", **({} if kind.endswith("fp4") else {"group": dim})}
+            same = {field: quant[field] for field in ("axis", "group")}
+            data[name] = {"type": kind, **(plain if kind.endswith("fp4") or quant["bits"] == 16 else same)}
+    lengths = draw.sample(range(data["attention"]["q_len"], 1 << 20), draw.randint(1, 3))
+    works = [{"batch": draw.randint(1, 128), "kv_len": length, "weight": draw.uniform(0.1, 10.0)} for length in lengths]
+    return {**data, "workloads": [{**work, "q_len": draw.randint(1, data["attention"]["q_len"])} for work in works]}
 
 
 def specs() -> st.SearchStrategy[KernelSpec]:
     """Valid specs."""
     return spec_data().map(load_spec)
-
-
-def workloads() -> st.SearchStrategy[Workload]:
-    """Valid workloads."""
-    return st.builds(Workload, batch=st.integers(1, 512), kv_len=st.integers(8, 1 << 20), q_len=st.integers(1, 8))
 
 
 def possible_layouts(spec: KernelSpec) -> list[PackedLayout]:

@@ -172,7 +172,7 @@ def test_a_module_is_verified_once_by_its_bytes(places, spec, naive_backend, tmp
     ("code", "absent"),
     [
         ("import kvgen; dir(kvgen)", "torch pydantic yaml tvm_ffi"),
-        ("import kvgen; kvgen.load_spec({spec!r})", "torch tvm_ffi jinja2"),
+        ("import kvgen; kvgen.load_spec({spec!r})", "torch tvm_ffi jinja2 numpy rich"),
         ("import kvgen; kvgen.get_kernel({spec!r})", "optuna tilelang rich typer pytest hypothesis"),
     ],
     ids=["kvgen", "load_spec", "get_kernel"],

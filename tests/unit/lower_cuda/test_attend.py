@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from random import Random
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from benchmarks.gpu_words import spec_of, workload_of
 from kvgen.lower.schedule import Value
 from kvgen.verify.data import normal
 from kvgen.verify.tolerance import relative_l2, tolerance
+from tests.lives.emulated import StepLife
 from tests.support.packed import sequence_blocks
 from tests.support.reference import ReferenceCache
 from tests.unit.lower_cuda.attend_checks import agree, cached, cleared, fresh, reference
@@ -90,6 +90,7 @@ PLAIN, NARROW, _, PER_TOKEN, SYMMETRIC, PAGED = NAMES[:6]
 CLUSTERED, HEADED, GATHERED, CAPPED, GATHERED_WINDOW = NAMES[8], NAMES[10], NAMES[11], NAMES[12], NAMES[14]
 RUNS = NAMES[NAMES.index("k4v4:vchannel:d112:h64/2:kg64:vg32") :][:3]
 UNQUANTIZED = [name for name in NAMES if "sink" in name or "local" in name]
+ROLLBACK = [name for name in UNQUANTIZED if "rollback" in name and name not in RUNS]
 EQUAL, RAGGED = (300, 290, 310), (1100, 0, 1, 128, 300)
 by_scheduler = pytest.mark.parametrize("planned", [False, True], ids=["static", "planned"])
 
@@ -155,65 +156,14 @@ def test_decode_attends_appends_and_packs_what_became_full(kernel: Make, name: s
     cached(step, held, lengths, after)
 
 
-@by_scheduler
-@pytest.mark.parametrize("name", [name for name in UNQUANTIZED if "rollback" in name])
-def test_tokens_are_taken_back_and_appended_anew(kernel: Make, name: str, planned: bool) -> None:
-    """Rows keep the tokens of blocks that are packed, taken back and packed again. Each step starts from what the one before must leave."""
-    built = kernel(name)
-    most, block, sinks = built.spec.cache.rollback, built.layout.tokens, logits(built)
-    first = built.spec.cache.sink + built.spec.cache.local + block
-    held, _ = reference(built, (first - 2, first + block - 1, first + 3 * block + 1, 5))
-    random = torch.Generator().manual_seed(3)
-    for number in range(5):
-        before = tuple(held.lengths.tolist())
-        _, q = reference(built, before, seed=number)
-        new = fresh(built, len(before))
-        step = Step(built, held, q, new, planned=planned, sinks=sinks)
-        step.run()
-        agree(step, held.decode(q, *new, sinks=sinks))
-        cached(step, held, before, held.lengths.tolist())
-        taken = torch.randint(0, 7, (len(before),), generator=random) if number else torch.full((len(before),), most)
-        held.crop(torch.minimum(taken, held.lengths - held.least.clamp(min=0)).clamp(min=0).to(torch.int32))
-
-
-@by_scheduler
-@pytest.mark.parametrize("name", RUNS[1:])
-def test_a_step_of_fewer_queries_takes_fewer_runs(kernel: Make, name: str, planned: bool) -> None:
-    built = kernel(name)
-    held, q = reference(built, (300, 95))
-    q, new = q[:, :2].contiguous(), [x[:, :2].contiguous() for x in fresh(built, 2)]
-    step = Step(built, held, q, (new[0], new[1]), processors=16, planned=planned, sinks=logits(built))
-    step.run()
-    agree(step, held.decode(q, *new, sinks=logits(built)))
-    cached(step, held, (300, 95), held.lengths.tolist())
-
-
-@by_scheduler
-@pytest.mark.parametrize("name", [PLAIN, CLUSTERED, GATHERED, GATHERED_WINDOW])
-def test_any_lengths_agree_with_the_reference(kernel: Make, name: str, planned: bool) -> None:
-    """Empty sequences, whole blocks and what lies between, on devices of several sizes.
+@pytest.mark.parametrize("name", [PLAIN, CLUSTERED, GATHERED, GATHERED_WINDOW, *RUNS[1:], *ROLLBACK])
+def test_random_steps_agree_with_the_reference(kernel: Make, name: str) -> None:
+    """Any lengths and numbers of queries, on devices of several sizes, and tokens that are taken back and appended anew.
 
     Equal bits in either order of CTAs, and whatever is in memory before griddepcontrol.wait.
     """
-    built = kernel(name)
-    size = st.one_of(st.sampled_from([0, 1, built.layout.tokens - 1, built.layout.tokens]), st.integers(0, 500), st.integers(1500, 2500))
-
-    @settings(max_examples=4)
-    @given(st.lists(size, min_size=1, max_size=5), st.integers(1, 40), st.booleans(), st.booleans())
-    def check(lengths: list[int], processors: int, backwards: bool, append: bool) -> None:
-        held, q = reference(built, tuple(lengths), seed=3)
-        new = fresh(built, len(lengths)) if append else None
-        steps = [
-            Step(built, held, q, new, processors=processors, backwards=order, planned=planned, first_load_is_current=order)
-            for order in (backwards, not backwards)
-        ]
-        for step in steps:
-            step.run()
-        agree(steps[0], held.attend(q) if new is None else held.decode(q, *new))
-        assert torch.equal(steps[0].out.view(torch.int16), steps[1].out.view(torch.int16))
-        assert torch.equal(steps[0].lse.view(torch.int32), steps[1].lse.view(torch.int32))
-
-    check()
+    for number in range(2):
+        StepLife(kernel(name), Random(number)).live()
 
 
 @by_scheduler

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu_words import schedule_word, schedules_of, spec_of, workload_of
+from benchmarks.gpu_words import schedules_of, spec_of, workload_of
 from kvgen.arch import CTA_RESERVED, GPUS, Target
 from kvgen.errors import UnsupportedError
 from kvgen.lower.backend import get_backend
@@ -39,11 +39,6 @@ REFUSED: dict[str, tuple[KernelSpec, str]] = {
     ),
     "params per channel in groups of more than 512 tokens": (kv4_spec(value={"axis": "channel", "group": 528}), "value.group 528"),
 }  # fmt: skip
-
-
-def default(words: str, work: str) -> str:
-    """The default for a workload, by its word."""
-    return schedule_word(CUDA.default(spec_of(words, "sm90", [workload_of(work)]), "sm90"))
 
 
 # --- refusals --------------------------------------------------------------------------------------------------------
@@ -91,11 +86,6 @@ def test_schedules_are_excluded_with_their_reason(words: str, schedule: str, tar
         CUDA.lower(spec, point, target)
 
 
-def test_a_batch_beyond_a_launch_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match="a launch takes at most 2048 sequences"):
-        CUDA.default(replace(SPEC, workloads=(workload_of("3000x128"),)), "sm90")
-
-
 # --- the space and its defaults --------------------------------------------------------------------------------------
 
 
@@ -123,14 +113,6 @@ def test_defaults_lie_in_their_spaces_over_one_layout(target: Target) -> None:
                 assert [problem for one in (schedule, plain) for problem in space.doubts(one, work)] == []
             assert {one.layout for one in others} <= {plain.layout}
             assert [problem for one in others for problem in space.check(one)] == []
-
-
-@pytest.mark.parametrize(
-    ("work", "schedule"),
-    [("1x2048", "n128.w8u1d2c1.cl8"), ("8x32768", "n128.w8u1d2c1.cl2"), ("16x8192", "n128.w8u4d1c1"), ("64x1024", "n128.w4u1d2c2")],
-)
-def test_the_number_of_heads_decides_between_defaults(work: str, schedule: str) -> None:
-    assert default("k4v4", work) == schedule
 
 
 @pytest.mark.parametrize("bits", [4, 2])

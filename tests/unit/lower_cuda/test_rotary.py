@@ -51,8 +51,7 @@ def test_the_emulated_kernel_is_what_torch_computes(
 
 
 @pytest.mark.nvcc
-@pytest.mark.parametrize("target", ["sm80", "sm90"])
-def test_it_compiles_without_spills(target: str) -> None:
-    resources = build(source(target, torch.bfloat16, 128, 128, True)).resources
+def test_it_compiles_without_spills() -> None:
+    resources = build(source("sm90", torch.bfloat16, 128, 128, True)).resources
     assert resources.spill_bytes == 0
     assert all(kernel.registers <= 64 for kernel in resources.kernels.values())
