@@ -123,6 +123,7 @@ class Worker:
         """What the process says of each job: of one that is done as a whole where `rounds` is None, else of interleaved ones."""
         if not jobs:
             return []
+        until = time.monotonic() + whole_s  # the start of a process takes its part
         for target in {job.target for job in jobs if job.timing is not None and job.timing.read}:
             from kvgen.measure.read_roofline import source
 
@@ -132,7 +133,7 @@ class Worker:
         assert self._process is not None
         started = time.monotonic()
         try:
-            answer = self._process.outcome(request, timeout_s, whole_s)
+            answer = self._process.outcome(request, timeout_s, until)
         except BaseException:  # the answer, which still comes, would be read as that of the next request
             self.close()
             raise
@@ -181,11 +182,10 @@ class _Process:
             raise MeasureError(f"a worker process did not start{tail}")
         self._ready = self._resident()
 
-    def outcome(self, request: dict[str, Any], timeout_s: float, whole_s: float) -> list[Any] | Measurement:
-        """What the process reports of each job, or the measurement that follows from its end or its silence. Raises TimeoutError after
-        `whole_s` seconds.
+    def outcome(self, request: dict[str, Any], timeout_s: float, until: float) -> list[Any] | Measurement:
+        """What the process reports of each job, or the measurement that follows from its end or its silence. Raises TimeoutError at the
+        time `until`.
         """
-        until = time.monotonic() + whole_s
         with suppress(OSError):  # if the process has ended, reading its answer will show it
             self._connection.send_bytes(json.dumps(request).encode())
         own = begun = self._resident()  # what is kvgen's own: also what it keeps of earlier jobs
@@ -198,7 +198,7 @@ class _Process:
             stage, begun = str(message["stage"]), now
             limit_s, most = (max(OWN_S, timeout_s), self._ready + self._ceiling) if stage in OWN else (timeout_s, own + self._limit)
         if time.monotonic() >= until:
-            raise TimeoutError(f"it did not finish {stage} within {whole_s:.3g} s in all")
+            raise TimeoutError(f"there was no time left during {stage}")
         return self._post_mortem(stage, limit_s)
 
     def kill(self) -> None:

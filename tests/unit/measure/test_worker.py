@@ -99,7 +99,7 @@ def test_bad_candidates_are_named_and_the_next_one_is_served(worker: Worker, fau
 
 def test_a_job_that_takes_longer_than_there_is_time_has_no_measurement(worker: Worker) -> None:
     before = running_children()
-    with pytest.raises(TimeoutError, match=r"^it did not finish \w+ within 2 s in all$"):
+    with pytest.raises(TimeoutError, match=r"^there was no time left during \w+$"):
         worker.run(job("hang"), timeout_s=60.0, seconds=2.0)
     assert not (running_children() & before)
     assert worker.run(NOTHING, seconds=60.0).ok
