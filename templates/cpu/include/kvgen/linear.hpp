@@ -106,11 +106,11 @@ class Module {
     char* own_;
   };
 
-  // Tiles that M rows share: their sums leave registers to codes and weights.
-  static constexpr int shared_tiles(int rows) {
+  // Tiles that so many rows share: their sums leave registers to codes and weights. Steps take more, so that memory is read in order.
+  static constexpr int shared_tiles(int rows, int most) {
     constexpr int vectors = kRegisterBytes == 64 ? 32 : 16, each = kRegisterBytes < 64 ? 64 / kRegisterBytes : 1;
-    int tiles = C::tiles;
-    while (tiles > (pairs ? 2 : 1) && tiles * rows * each * (bytes ? 2 : 1) > vectors * 3 / 4) tiles /= 2;
+    int tiles = most;
+    while (tiles > 1 && tiles * rows * each * (bytes ? 2 : 1) > vectors * 3 / 4) tiles /= 2;
     return tiles;
   }
 
@@ -137,24 +137,26 @@ class Module {
   static void run_heights(const Call& a, const Rows& x, int first, int last, std::integral_constant<int, H>) {
     if constexpr (H > 1)
       if (x.height < H) return run_heights(a, x, first, last, std::integral_constant<int, H - 1>{});
-    for_tiles<shared_tiles(H)>(first, last, [&](auto width, int tile) { run_tiles<H, width.value>(a, x, tile); });
+    for_tiles<C::tiles>(first, last, [&](auto width, int tile) { run_tiles<H, width.value>(a, x, tile); });
   }
 
   template <int H, int T>
   static __attribute__((noinline)) void run_tiles(const Call& a, const Rows& x, int tile) {
+    constexpr int S = shared_tiles(H, T);
     Stream<C> weight(a.packed.template as<uint8_t>(), tile);
     Totals<T> total;
     for (int m = 0; m < x.blocks * H; ++m)
       for (int t = 0; t < T; ++t) total[m][t] = F32{};
     for (int u = 0; u < L::units; ++u, weight.next())
-      for (int block = 0; block < x.blocks; ++block) {
+      for (int block = 0; block < x.blocks; ++block)
+        for (int first = 0; first < T; first += S) {
 #ifdef __AVX512VNNI__
-        if constexpr (bytes)
-          multiply_bytes<C, H, T>(weight, x, block, u, total + block * H);
-        else
+          if constexpr (bytes)
+            multiply_bytes<C, H, S>(weight, x, block, u, first, total + block * H);
+          else
 #endif
-          multiply_floats<C, H, T>(weight, x, block, u, total + block * H);
-      }
+            multiply_floats<C, H, S>(weight, x, block, u, first, total + block * H);
+        }
     for (int m = 0; m < a.rows; ++m) finish<T>(a, weight, total[m], tile, m);
   }
 

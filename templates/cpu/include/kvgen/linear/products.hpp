@@ -28,50 +28,50 @@ struct Rows {
   const float* notes(int block) const { return reinterpret_cast<const float*>(numbers(block) + notes_at); }
 };
 
-// One word of each row of T tiles, in registers; the memory that holds them some runs later is prefetched.
-template <class C, int T>
-KVGEN_INLINE void load_words(const Stream<C>& weight, int run, int w, bool prefetch, U32 (&word)[T]) {
+// One word of each row of S tiles, in registers; the memory that holds them some runs later is prefetched.
+template <class C, int S>
+KVGEN_INLINE void load_words(const Stream<C>& weight, int run, int first, int w, bool prefetch, U32 (&word)[S]) {
 #pragma GCC unroll 8
-  for (int t = 0; t < T; ++t) {
-    word[t] = load<U32>(weight.codes(run, t) + w * 64);
-    if (C::prefetch > 0 && prefetch) __builtin_prefetch(weight.codes(run + C::prefetch, t) + w * 64, 0, kSecondLevel);
+  for (int t = 0; t < S; ++t) {
+    word[t] = load<U32>(weight.codes(run, first + t) + w * 64);
+    if (C::prefetch > 0 && prefetch) __builtin_prefetch(weight.codes(run + C::prefetch, first + t) + w * 64, 0, kSecondLevel);
   }
 }
 
-// total[m][t] += x[m] . W[tile t] over unit `u`, for the H rows of a block and T tiles.
-template <class C, int H, int T>
-KVGEN_INLINE void multiply_floats(const Stream<C>& weight, const Rows& x, int block, int u, F32 (*total)[T]) {
+// total[m][first + t] += x[m] . W[tile t] over unit `u`, for the H rows of a block and S tiles from `first` on.
+template <class C, int H, int S, int T>
+KVGEN_INLINE void multiply_floats(const Stream<C>& weight, const Rows& x, int block, int u, int first, F32 (*total)[T]) {
   using L = Layout<C>;
   using Code = typename L::Code;
   const float* at = reinterpret_cast<const float*>(x.numbers(block)) + int64_t{u} * L::runs * H * kRun;
-  F32 sums[H][T] = {};
+  F32 sums[H][S] = {};
   for (int r = 0; r < L::runs; ++r, at += H * kRun) {
     for (int w = 0; w < kRun / Code::per_word; ++w) {
-      U32 word[T];
-      load_words<C>(weight, r, w, block == 0, word);
+      U32 word[S];
+      load_words<C>(weight, r, first, w, block == 0, word);
 #pragma GCC unroll 8
       for (int i = 0; i < Code::per_word; ++i) {
-        F32 code[T];
+        F32 code[S];
 #pragma GCC unroll 8
-        for (int t = 0; t < T; ++t) code[t] = Code::code(word[t], i);
+        for (int t = 0; t < S; ++t) code[t] = Code::code(word[t], i);
 #pragma GCC unroll 8
         for (int m = 0; m < H; ++m) {
           const F32 b = splat<F32>(at[m * kRun + w * Code::per_word + i]);
 #pragma GCC unroll 8
-          for (int t = 0; t < T; ++t) sums[m][t] += code[t] * b;
+          for (int t = 0; t < S; ++t) sums[m][t] += code[t] * b;
         }
       }
     }
   }
   const float* note = x.notes(block) + u * H;
 #pragma GCC unroll 8
-  for (int t = 0; t < T; ++t) {
-    const F32 scale = weight.unit_scale(t);
-    const F32 zero = C::zero ? convert<float>(weight.zero(t)) - Code::middle : F32{};
+  for (int t = 0; t < S; ++t) {
+    const F32 scale = weight.unit_scale(first + t);
+    const F32 zero = C::zero ? convert<float>(weight.zero(first + t)) - Code::middle : F32{};
 #pragma GCC unroll 8
     for (int m = 0; m < H; ++m) {
       if (C::zero) sums[m][t] -= zero * note[m];
-      total[m][t] += sums[m][t] * scale;
+      total[m][first + t] += sums[m][t] * scale;
     }
   }
 }
@@ -98,30 +98,30 @@ struct Steps {
 };
 
 #ifdef __AVX512VNNI__
-template <class C, int H, int T>
-KVGEN_INLINE void multiply_bytes(const Stream<C>& weight, const Rows& x, int block, int u, F32 (*total)[T]) {
+template <class C, int H, int S, int T>
+KVGEN_INLINE void multiply_bytes(const Stream<C>& weight, const Rows& x, int block, int u, int first, F32 (*total)[T]) {
   using L = Layout<C>;
   using Code = typename L::Code;
   constexpr int steps = Code::per_word / 4;
   const char* at = x.numbers(block) + int64_t{u} * L::runs * 2 * H * kRun;
-  U32 sums[2][H][T] = {};
+  U32 sums[2][H][S] = {};
   for (int r = 0; r < L::runs; ++r, at += 2 * H * kRun) {
 #pragma GCC unroll 2
     for (int w = 0; w < kRun / Code::per_word; ++w) {
-      U32 word[T];
-      load_words<C>(weight, r, w, block == 0, word);
+      U32 word[S];
+      load_words<C>(weight, r, first, w, block == 0, word);
 #pragma GCC unroll 8
       for (int j = 0; j < steps; ++j) {
-        U32 code[T];
+        U32 code[S];
 #pragma GCC unroll 8
-        for (int t = 0; t < T; ++t) code[t] = C::bits == 8 ? word[t] : Code::integers_of(word[t], j);
+        for (int t = 0; t < S; ++t) code[t] = C::bits == 8 ? word[t] : Code::integers_of(word[t], j);
 #pragma GCC unroll 8
         for (int part = 0; part < 2; ++part)
 #pragma GCC unroll 8
           for (int m = 0; m < H; ++m) {
             const U32 b = splat<U32>(load<uint32_t>(at + (part * H + m) * kRun + (w * steps + j) * 4));
 #pragma GCC unroll 8
-            for (int t = 0; t < T; ++t)
+            for (int t = 0; t < S; ++t)
               sums[part][m][t] = (U32)_mm512_dpbusd_epi32((__m512i)sums[part][m][t], (__m512i)code[t], (__m512i)b);
           }
       }
@@ -129,11 +129,12 @@ KVGEN_INLINE void multiply_bytes(const Stream<C>& weight, const Rows& x, int blo
   }
   const Steps<C> note(x, block, u);
 #pragma GCC unroll 8
-  for (int t = 0; t < T; ++t) {
-    const F32 scale = weight.unit_scale(t);
-    const I32 zero = C::zero ? weight.zero(t) : I32{};
+  for (int t = 0; t < S; ++t) {
+    const F32 scale = weight.unit_scale(first + t);
+    const I32 zero = C::zero ? weight.zero(first + t) : I32{};
 #pragma GCC unroll 8
-    for (int m = 0; m < H; ++m) total[m][t] += joined<C>(sums[0][m][t], sums[1][m][t], zero, note.total[m]) * (scale * note.step[m]);
+    for (int m = 0; m < H; ++m)
+      total[m][first + t] += joined<C>(sums[0][m][t], sums[1][m][t], zero, note.total[m]) * (scale * note.step[m]);
   }
 }
 #endif
