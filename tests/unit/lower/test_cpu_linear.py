@@ -46,8 +46,9 @@ def variant(spec: LinearSpec, launch: dict[str, Any], level: str | None = None) 
         ({"bits": 8, "group": "row", "dtype": "bfloat16"}, {**VNNI, "tiles": 2}, None),
         ({"bits": 4, "group": 64, "zero": True, "dtype": "float32", "epilogue": "silu_mul"}, {}, None),
         pytest.param({"bits": 4, "group": "row", "zero": True, "dtype": "bfloat16"}, VNNI, "x86-64-v3", marks=X86),
+        pytest.param({"bits": 8, "group": 64, "dtype": "bfloat16", "epilogue": "add"}, VNNI, "x86-64", marks=X86),
     ],
-    ids=["amx-bias", "amx-parts-silu", "vnni-add", "vnni-row", "floats-silu", "avx2-row"],
+    ids=["amx-bias", "amx-parts-silu", "vnni-add", "vnni-row", "floats-silu", "avx2-row", "sse2-add"],
 )
 def test_products_are_right(linear: dict[str, Any], launch: dict[str, Any], level: str | None) -> None:
     test = LinearCheck(variant(spec_of(**linear), launch, level), "cpu", CheckPolicy(repeats=2))

@@ -57,15 +57,20 @@ using ElementOf = std::decay_t<decltype(std::declval<const V&>()[0])>;
 template <class V>
 constexpr int lanes_of = sizeof(V) / sizeof(ElementOf<V>);
 
-// The vector whose halves have type V.
-template <class V>
-using Joined = Halves<ElementOf<V>, 2 * lanes_of<V>>;
-
 #define KVGEN_INLINE inline __attribute__((always_inline))
 
+// The vector of both halves: one register where they fit.
 template <class V>
-KVGEN_INLINE Joined<V> join(V low, V high) {
-  return {low, high};
+KVGEN_INLINE auto join(V low, V high) {
+  using Both = Lanes<ElementOf<V>, 2 * lanes_of<V>>;
+  Both both;
+  if constexpr (halved<Both>) {
+    both = {low, high};
+  } else {
+    std::memcpy(&both, &low, sizeof(V));
+    std::memcpy(reinterpret_cast<char*>(&both) + sizeof(V), &high, sizeof(V));
+  }
+  return both;
 }
 
 // The upper or lower half of a vector. A scalar stands for every element, so it is returned as it is.
