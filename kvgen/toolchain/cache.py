@@ -110,13 +110,13 @@ class ArtifactCache:
         """The module that `name` assigned to a source on such a machine, or None."""
         try:
             return self.get(self._source(source_id, machine).read_text())
-        except FileNotFoundError:
+        except (FileNotFoundError, ValueError):  # it is no text
             return None
 
     def verified(self, artifact: Artifact, use: str) -> bool:
         """Whether `mark_verified` recorded exactly these bytes for this use."""
         try:
-            return self._record(artifact, use).read_text() == artifact.sha256 != ""
+            return self._record(artifact, use).read_bytes() == artifact.sha256.encode() != b""
         except FileNotFoundError:
             return False
 
@@ -173,7 +173,7 @@ class ArtifactCache:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _folder(self, key: str) -> Path:
-        if Path(key).name != key:  # entries name keys, and come from others, too
+        if Path(key).name != key or key in ("", ".."):  # entries name keys, and come from others, too
             raise KvgenError(f"{key!r:.120} is no key of a compiled module")
         return self.root / "modules" / key[:2] / key
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvgen.errors import HostError
+from kvgen.errors import HostError, KvgenError
 from kvgen.lower.backend import Source
 from kvgen.toolchain import build
 from kvgen.toolchain import cache as cache_module
@@ -68,9 +68,23 @@ def test_a_record_of_verification_holds_for_its_bytes_and_its_use(tmp_path: Path
     assert ArtifactCache(tmp_path / "cache").verified(artifact, "use")
     assert not cache.verified(artifact, "other")
     assert not cache.verified(replace(artifact, sha256="0" * 64), "use")
+    (artifact.path.parent / "verified-use").write_bytes(b"\xff\xfe")
+    assert not cache.verified(artifact, "use")
     cache.remove(artifact)
     assert cache.get("ab12") is None
     assert not cache.verified(artifact, "use")
+
+
+def test_a_damaged_name_of_a_source_is_none_and_a_key_stays_within_the_cache(tmp_path: Path) -> None:
+    cache = ArtifactCache(tmp_path / "c")
+    artifact = cache.put("ab12", module(tmp_path), RESOURCES)
+    cache.name("source", artifact.id, "machine")
+    assert cache.named("source", "machine") == artifact
+    (cache.root / "sources" / "source.machine").write_bytes(b"\xff\xfe")
+    assert cache.named("source", "machine") is None
+    for key in ("", "..", "../ab12", "/etc"):
+        with pytest.raises(KvgenError, match="is no key of a compiled module"):
+            cache.get(key)
 
 
 def test_a_cache_that_is_mounted_noexec_is_a_failure_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
