@@ -161,10 +161,10 @@ class Bench:
         for tokens in (1, 128):
             mine = self.model(ids[:, :tokens]).logits.float()
             for layer in quantized_linears(self.model).values():
-                layer.rows = 0
+                layer.product.rows = 0
             wanted = self.model(ids[:, :tokens]).logits.float()
             for layer in quantized_linears(self.model).values():
-                layer.rows = layer.kernel.rows
+                layer.product.rows = layer.kernel.rows
             found.append(float((mine - wanted).norm() / wanted.norm()))
         return found
 
