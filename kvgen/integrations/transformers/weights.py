@@ -141,12 +141,12 @@ def places(model: nn.Module, chosen: Callable[[str], bool], join: bool) -> list[
 
 
 def _stacked(model: nn.Module) -> list[str]:
-    """The parameters that hold several matrices, as those of experts do; what convolves is another thing."""
+    """The parameters that hold several matrices, as those of experts do; what convolves, or is broadcast over a batch, is another thing."""
     return [
         f"{owner}.{name}"
         for owner, module in model.named_modules()
         for name, parameter in module.named_parameters(recurse=False)
-        if parameter.dim() > 2 and not hasattr(module, "kernel_size")
+        if parameter.squeeze().dim() > 2 and not hasattr(module, "kernel_size")
     ]
 
 

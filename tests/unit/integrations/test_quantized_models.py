@@ -121,6 +121,7 @@ def test_what_cannot_be_quantized_is_named_before_anything_changes() -> None:
     with pytest.raises(TypeError, match="a model of transformers is needed, not Sequential"):
         quantize_weights(nn.Sequential(nn.Linear(64, 64)), INT4)
     model = small()
+    model.model.class_token = nn.Parameter(torch.zeros(1, 1, 64))  # as encoders of images have: no matrices
     quantize_weights(model, INT4, wide="refuse")
     with pytest.raises(ValueError, match="129 rows, and its kernel is compiled for 128"):
         logits(model, random_ids(1, 129))
