@@ -576,6 +576,8 @@ def main() -> int:
         return 0
 
     options.scratch.mkdir(parents=True, exist_ok=True)
+    for stale in options.scratch.glob("auto.w*"):  # of another run, maybe of another shape or quantization
+        stale.unlink()
     if options.ranks > 1:  # a process for each, which finds the backend by itself
         be_found(options.scratch / "plugin")
     compiling = subprocess.Popen([sys.executable, __file__, *sys.argv[1:], "--child", "build", "all"])
