@@ -81,10 +81,10 @@ Found = tuple[list[list[int]], list[Tensor]]
 """The tokens of every prompt, and the log-probabilities of all tokens at each of them."""
 
 
-def generate(llm: LLM, prompts: Sequence[list[int]], new: int = NEW) -> tuple[Found, list[int]]:
+def generate(llm: LLM, prompts: Sequence[list[int]], new: int = NEW, **changes: Any) -> tuple[Found, list[int]]:
     """What follows the prompts, and how many tokens of each came from the prefix cache."""
     how = SamplingParams(temperature=0, max_tokens=new, ignore_eos=True, detokenize=False, logprobs=VOCABULARY)
-    results = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], how, use_tqdm=False)
+    results = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], how, use_tqdm=False, **changes)
     tokens = [list(result.outputs[0].token_ids) for result in results]
     scores = [
         torch.tensor([[step[token].logprob for token in range(VOCABULARY)] for step in result.outputs[0].logprobs]) for result in results

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from vllm.lora.request import LoRARequest
 
 from kvgen.errors import UnsupportedError
 from kvgen.format import weights
@@ -88,8 +90,45 @@ def test_weights_of_16_bits_are_packed_when_they_are_loaded(engine: Engines, mod
     llm = engine(model, None, quantization="kvgen") if form is None else engine(model, None, **options(**form))
     found, _ = generate(llm, PROMPTS)
     same(found, right, LIMIT)
-    layers = llm.apply_model(lambda module: [name for name, x in module.named_buffers() if name.endswith("packed")])[0]
-    assert [name.split(".")[-2] for name in layers] == ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"] * 2
+    assert [name.split(".")[-2] for name in packed(llm)] == ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"] * 2
+
+
+def packed(llm: Any) -> dict[str, int]:
+    """The addresses of packed weights."""
+    found: list[dict[str, int]] = llm.apply_model(
+        lambda module: {name: x.data_ptr() for name, x in module.named_buffers() if "packed" in name}
+    )
+    return found[0]
+
+
+def test_weights_are_loaded_again_into_the_memory_that_graphs_read(engine: Engines, model: Path, tmp_path: Path) -> None:
+    llm = engine(stored(model, tmp_path, "gptq"), None, quantization="kvgen")
+    (right, _), before = generate(llm, PROMPTS, 4), packed(llm)
+    llm.apply_model(lambda module: [x.zero_() for name, x in module.named_buffers() if "packed" in name])
+    llm.collective_rpc("reload_weights")
+    assert llm.reset_prefix_cache()
+    same(generate(llm, PROMPTS, 4)[0], right)
+    assert packed(llm) == before
+
+
+def test_adapters_are_added_to_products(engine: Engines, model: Path, tmp_path: Path) -> None:
+    """LoRA, whose layers vLLM puts around those with packed weights."""
+    base, adapter, random = dequantized(model, tmp_path / "base"), {}, torch.Generator().manual_seed(0)
+    tensors = load_file(base / "model.safetensors")
+    for name in [name for name in tensors if name.endswith(("q_proj.weight", "down_proj.weight"))]:
+        n, k = tensors[name].shape
+        a, b = torch.randn(8, k, generator=random) / k**0.5, torch.randn(n, 8, generator=random) / 8
+        tensors[name] += 2 * b @ a
+        adapter |= {f"base_model.model.{name.removesuffix('.weight')}.lora_{part}.weight": x for part, x in (("A", a), ("B", b))}
+    about = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "target_modules": ["q_proj", "down_proj"], "bias": "none"}
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(about))
+    save_file(adapter, tmp_path / "adapter" / "adapter_model.safetensors")
+
+    right, _ = generate(engine(written(model, tmp_path / "right", tensors), None), PROMPTS, 4)
+    llm = engine(model, None, quantization="kvgen", enable_lora=True, max_lora_rank=8)
+    found, _ = generate(llm, PROMPTS, 4, lora_request=LoRARequest("adapter", 1, str(tmp_path / "adapter")))
+    same(found, right, LIMIT)
 
 
 def test_the_head_has_8_bits_beside_kvgens_cache_in_compiled_code(engine: Engines, model: Path, tmp_path: Path) -> None:
@@ -125,6 +164,11 @@ def test_what_cannot_be_served_is_named(engine: Engines, model: Path, tmp_path: 
     shuffled[name] = shuffled[name].flip(0)
     with pytest.raises(UnsupportedError, match=r"layers\.0\.self_attn\.qkv_proj: channels are not in the order of their groups"):
         engine(written(tmp_path / "gptq", tmp_path / "gptq", shuffled), None, quantization="kvgen")
+
+    broken = load_file(stored(model, tmp_path / "row", "compressed-row") / "model.safetensors")
+    broken["model.layers.0.mlp.down_proj.weight_scale"][3] = torch.inf
+    with pytest.raises(UnsupportedError, match=r"layers\.0\.mlp\.down_proj: scales that were not loaded, or are not finite in float32"):
+        engine(written(tmp_path / "row", tmp_path / "row", broken), None, quantization="kvgen")
 
     mixed = load_file(stored(model, tmp_path / "awq", "awq") / "model.safetensors")
     mixed = {name: x for name, x in mixed.items() if "layers.0.mlp.up_proj" not in name}

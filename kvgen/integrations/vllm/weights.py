@@ -161,14 +161,14 @@ class KvgenWeights(QuantizationConfig):
 
     def get_quant_method(self, layer: Any, prefix: str) -> Any:
         """How vLLM's layer of this name computes; None for what stays as it is. Raises UnsupportedError for what kvgen cannot compute."""
+        head, experts = isinstance(layer, ParallelLMHead), isinstance(layer, routed_experts.RoutedExperts)
+        if not (head or experts or isinstance(layer, LinearBase)):
+            return None  # attention asks again when weights are reloaded, where older vLLMs have no current configuration
         options = options_of(get_current_vllm_config())
         skipped = any(re.search(pattern, prefix) for pattern in options.skip)
-        if isinstance(layer, routed_experts.RoutedExperts):
+        if experts:
             if not skipped:
                 raise refused(prefix, f"kernels multiply by one matrix, not by those of experts: leave 16 bits by {FIELD}.skip")
-            return None
-        head = isinstance(layer, ParallelLMHead)
-        if not head and not isinstance(layer, LinearBase):
             return None
         if self.method is not None:
             form = self._stored_form(prefix, layer.embedding_dim if head else layer.input_size)
@@ -254,7 +254,8 @@ class KvgenLinearMethod(LinearMethodBase):
             else:
                 kind = GroupQuantScaleParameter if packed is None else PackedvLLMParameter
                 given["input_dim"] = 1 - along
-            layer.register_parameter(name, kind(data=torch.zeros(shape, dtype=dtype), **given))
+            data = torch.full(shape, torch.nan if dtype.is_floating_point else 0, dtype=dtype)  # scales that are not loaded are refused
+            layer.register_parameter(name, kind(data=data, **given))
 
         put(stored.codes, torch.int32, k, along if stored.method == "awq" else 1 - along)
         put(stored.scales, dtype, groups)
@@ -282,7 +283,7 @@ class KvgenLinearMethod(LinearMethodBase):
             packed = self._pack(tensors)
         for name in names:
             delattr(layer, name)
-        layer.register_buffer("packed", packed)
+        layer.register_buffer("weight_packed", packed)  # the name by which vLLM finds the device of a layer (LoRA, MLA)
 
     def _pack(self, tensors: dict[str, Tensor]) -> Tensor:
         kernel, linear = self.product.kernel, self.spec.linear
@@ -300,9 +301,12 @@ class KvgenLinearMethod(LinearMethodBase):
             weight = weight.with_zeros()
         elif weight.zeros is not None:
             raise UnsupportedError(self.name, "the checkpoint is symmetric by its configuration, and its zeros are not", is_backend=False)
-        return kernel.pack(weight.codes, weight.scales.to(torch_dtype(linear.dtype)), weight.zeros)
+        scales = weight.scales.to(torch_dtype(linear.dtype))
+        if not bool(scales.isfinite().all()):
+            raise ValueError(f"scales that were not loaded, or are not finite in {linear.dtype}")
+        return kernel.pack(weight.codes, scales, weight.zeros)
 
     def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """Prompts, calls of more rows than kernels take, dequantize the layer's weight into temporary memory (`Product`)."""
-        out = self.product(x, layer.packed)
+        out = self.product(x, layer.weight_packed)
         return out if bias is None else out + bias
