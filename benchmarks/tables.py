@@ -18,7 +18,7 @@ from kvgen.results import fraction
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGES = ("performance.md", "linear.md", "formats.md", "accuracy.md", "matrix.md", "integrations.md", "numerics.md", "tuning.md")
+PAGES = ("performance.md", "linear.md", "cpu.md", "formats.md", "accuracy.md", "matrix.md", "integrations.md", "numerics.md", "tuning.md")
 DOCUMENTS = (ROOT / "README.md", *(ROOT / "docs" / name for name in PAGES))
 MARKED = re.compile(r"(<!-- figures: ([a-z0-9-]+) -->\n).*?(<!-- /figures -->)", re.DOTALL)
 WIDTH = 130
@@ -507,6 +507,22 @@ def linear_speed() -> str:
     return table(["n × k", "rows", "kvgen, µs", "of the read", "default", "Humming", "cuBLAS, 16 bits", "torch int4"], body)
 
 
+def cpu_linear() -> str:
+    """Products with packed weights on CPUs: µs and the fraction of the read of each processor, and µs of others on the last one."""
+    found = frame("cpu_linear.csv")
+    found = found[found.rows != 8]
+    kinds = {"Intel(R) Xeon(R) Processor": "AMX", "AMD EPYC": "VNNI"}
+    body = []
+    for (n, k, bits, rows), here in found.groupby(["n", "k", "bits", "rows"], sort=False):
+        mine = here.set_index("device")
+        last = mine.loc["AMD EPYC"]
+        others = pd.to_numeric(last[[f"torch_int{bits}_us", "torch_bf16_us", "onnx_fp32_us", "onnx_fast_us"]], errors="coerce")
+        told = [f"{mine.kvgen_us[name]:.0f} ({mine.of_read[name]:.2f})" for name in kinds]
+        body.append([f"{n} × {k} int{bits}", str(rows), *told, *("–" if pd.isna(us) else f"{us:.0f}" for us in others)])
+    names = [f"kvgen, {kind}: µs (of the read)" for kind in kinds.values()]
+    return table(["n × k", "rows", *names, "torch int4 / int8", "torch bf16", "MatMulNBits", "level 4"], body)
+
+
 def matrix_speed(operation: str) -> str:
     """An operation on a matrix: the paper's kernels and kvgen's as fractions of a copy's speed."""
     found = frame("h200_int8.csv")
@@ -528,6 +544,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "accuracy-about": accuracy_about, "accuracy-contexts": accuracy_contexts,
     "accuracy-weights": accuracy_weights, "accuracy-weights-about": lambda: accuracy_about(weights=True),
     "accuracy-orders": accuracy_orders, "accuracy-pareto": accuracy_pareto, "rounding": rounding, "linear-speed": linear_speed,
+    "cpu-linear": cpu_linear,
     "matrix-quantize": lambda: matrix_speed("quantize"), "matrix-dequantize": lambda: matrix_speed("dequantize"),
 }  # fmt: skip
 
