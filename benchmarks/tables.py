@@ -517,7 +517,7 @@ def cpu_linear() -> str:
         mine = here.set_index("device")
         last = mine.loc["AMD EPYC"]
         others = pd.to_numeric(last[[f"torch_int{bits}_us", "torch_bf16_us", "onnx_fp32_us", "onnx_fast_us"]], errors="coerce")
-        told = [f"{mine.kvgen_us[name]:.0f} ({mine.of_read[name]:.2f})" for name in kinds]
+        told = [f"{mine.kvgen_us[name]:.0f} ({mine.of_read[name]:.2f})" if name in mine.index else "–" for name in kinds]
         body.append([f"{n} × {k} int{bits}", str(rows), *told, *("–" if pd.isna(us) else f"{us:.0f}" for us in others)])
     names = [f"kvgen, {kind}: µs (of the read)" for kind in kinds.values()]
     return table(["n × k", "rows", *names, "torch int4 / int8", "torch bf16", "MatMulNBits", "level 4"], body)
