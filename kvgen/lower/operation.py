@@ -4,6 +4,7 @@ read, so the layout part of a schedule is empty.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -32,13 +33,13 @@ class OperationLowering(Lowering[S]):
     elements: Mapping[str, str]
     """Types of elements by the dtypes that the back end computes, as the template writes them."""
 
+    @abstractmethod
     def facts(self, spec: Any, target: Target) -> Mapping[str, Fact]:
         """What the rules of the search space know, besides the target."""
-        raise NotImplementedError
 
+    @abstractmethod
     def context(self, spec: Any, target: Target) -> Mapping[str, Any]:
         """What the template knows, besides the launch and the dtype."""
-        raise NotImplementedError
 
     def unsupported(self, spec: S, target: Target) -> str | None:
         del spec

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -126,7 +127,7 @@ class WorkloadInputs(WorkloadCaches):
         return run
 
 
-class OperationInputs:
+class OperationInputs(ABC):
     """Inputs of a linear layer or of an operation on a matrix; `nbytes` is what a call must move."""
 
     load: Load = "rested"
@@ -136,13 +137,13 @@ class OperationInputs:
         self.shape, self.device = shape, torch.device(device)
 
     @property
+    @abstractmethod
     def tensors(self) -> Sequence[torch.Tensor]:
         """All that is held; some may be there twice."""
-        raise NotImplementedError
 
+    @abstractmethod
     def calls(self, variant: Any) -> list[Callable[[], object]]:
         """A call over each copy."""
-        raise NotImplementedError
 
     @property
     def held_bytes(self) -> int:
