@@ -25,6 +25,7 @@ from kvgen.runtime.calls import Variant
 from kvgen.runtime.kvcache import KVCache
 from kvgen.verify.data import learned_sinks, normal
 from kvgen.verify.packing import dequantize, pack_blocks, quantize, token_bits, unpack_blocks
+from kvgen.verify.reference import rotated_query
 
 T = TypeVar("T")
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -192,8 +193,7 @@ class FilledCache:
         visible = held & (at < end.unsqueeze(2)) & (at >= begin.unsqueeze(2))
         times = torch.cat([self._often(where, upto) - self._often(where, after), visible.double()], 2)
         queries = (
-            rotate(q, self.layout.key.rotation)
-            .double()
+            rotated_query(q, self.layout.key.rotation, attention.q_len)
             .reshape(*q.shape[:2], attention.kv_heads, attention.group, -1)
             .permute(2, 0, 3, 1, 4)
         )
