@@ -81,6 +81,8 @@ def artifact(case: KernelCase) -> Artifact:
 @cache
 def variant(case: KernelCase) -> Variant:
     """The loaded case."""
+    if case.backend == "tilelang":
+        needs_tilelang()
     return Variant(case.spec, case.layout, load(artifact(case).path))
 
 
