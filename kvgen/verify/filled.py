@@ -193,7 +193,7 @@ class FilledCache:
         visible = held & (at < end.unsqueeze(2)) & (at >= begin.unsqueeze(2))
         times = torch.cat([self._often(where, upto) - self._often(where, after), visible.double()], 2)
         queries = (
-            rotated_query(q, self.layout.key.rotation, attention.q_len)
+            rotated_query(q, self.layout.key.rotation, early=q.is_cuda and q_len <= attention.q_len)
             .reshape(*q.shape[:2], attention.kv_heads, attention.group, -1)
             .permute(2, 0, 3, 1, 4)
         )

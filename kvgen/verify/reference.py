@@ -157,7 +157,8 @@ class WholeSequences:
         """
         k, v = self.seen(lengths if self.rows.arrival else packed_upto, rounded)
         att, sinks = self.spec.attention, learned_sinks(self.spec, q.device) if sinks is None else sinks
-        q = rotate_back(rotated_query(q, self.rotations[0], att.q_len), self.rotations[0])
+        early = q.is_cuda and q.shape[1] <= att.q_len  # not in extend attention, whose queries torch rotates
+        q = rotate_back(rotated_query(q, self.rotations[0], early=early), self.rotations[0])
         return attend(q, k, v, torch.tensor(lengths), scale=scale, softcap=att.softcap, window=att.window, sinks=sinks)
 
     def new(self, starts: Sequence[int], count: int) -> Pair:
@@ -192,11 +193,11 @@ class WholeSequences:
         return torch.cat([x[:, :sink].double(), read, x[:, end:].double()], 1)
 
 
-def rotated_query(q: torch.Tensor, rotation: Rotation | None, most: int) -> torch.Tensor:
-    """The query as a kernel rotates it, and rounds it to its type; in fp64. CUDA's kernels round before a factor of sqrt(1/2), extend
-    attention, of more than `most` tokens, after it (docs/numerics.md).
+def rotated_query(q: torch.Tensor, rotation: Rotation | None, *, early: bool) -> torch.Tensor:
+    """The query as a kernel rotates it, and rounds it to its type; in fp64. `early`: before a factor of sqrt(1/2), where the block has one
+    (docs/numerics.md).
     """
     if rotation is None:
         return q.double()
-    factor = 2**0.5 if q.is_cuda and q.shape[1] <= most and rotation.block.bit_length() % 2 == 0 else 1.0
+    factor = 2**0.5 if early and rotation.block.bit_length() % 2 == 0 else 1.0
     return (rotate(q.float(), rotation) * factor).to(q.dtype).double() / factor
