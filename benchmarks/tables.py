@@ -35,6 +35,8 @@ ENGINES = {
     "int4": "`turbomind-int4`", "int2": "`bitdecoding-int2`",
 }  # fmt: skip
 """Caches inside vLLM (vllm_steps.py), as a table names and orders them."""
+STORED = {"": "", "+w4": ", weights of 4 bits"}
+"""What may follow the name of one of them."""
 VARIANTS = ("naive", "tiled", "coarsened", "vectorized", "kvgen")
 """Kernels of operations on a matrix: the INT8 paper's, and ours."""
 SHAPES = {
@@ -264,19 +266,20 @@ def inside_vllm(case: str) -> pd.DataFrame:
     """Rows of a case, and `times`: their tokens per second over those of vLLM's own cache of 16 bits."""
     found = frame("h200_vllm.csv")
     found = found[(found["case"] == case) & (found.tokens_per_s != "")].set_index("engine")
-    here = found.loc[[name for name in ENGINES if name in found.index]]
+    names = {cache + stored: name + words for stored, words in STORED.items() for cache, name in ENGINES.items()}
+    here = found.loc[[name for name in names if name in found.index]]
     rate = here.tokens_per_s.astype(float)
     times = [f"{x:.2f}" for x in rate / rate["auto"]] if "auto" in rate else ["–"] * len(rate)
-    return here.assign(name=[ENGINES[name] for name in here.index], times=times)
+    return here.assign(name=[names[name] for name in here.index], times=times)
 
 
 def vllm() -> str:
     """Decode steps inside vLLM, and a trace if there is one."""
     body = []
-    for case in ("8x32600", "32x8100", "fitx32600"):
+    for case in ("8x32600", "32x8100", "fitx32600", "8x32600, another run", "8x32600, a run before"):
         for row in inside_vllm(case).itertuples():
             held = f"{float(row.tokens) / 1e6:.2f} million"
-            workload = size(int(row.batch), int(row.kv_len)) + (" (most)" if case.startswith("fit") else "")
+            workload = size(int(row.batch), int(row.kv_len)) + (" (most)" if case.startswith("fit") else "".join(case.partition(",")[1:]))
             rate = f"{float(row.tokens_per_s):.0f}"
             body.append([workload, row.name, f"{row.ms:.2f}", rate, row.times, f"{float(row.prefill_s):.1f}", held])
     steps = table(["batch × tokens", "cache", "step, ms", "tokens per second", "times 16 bits", "prefill, s", "tokens that fit"], body)
