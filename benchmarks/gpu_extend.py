@@ -2,11 +2,12 @@
 
     python benchmarks/gpu_extend.py [CASE…] [--specs k4v4:token:page16:arrival:krot16u:q8,k4v4:page128:q8] [--rounds 5]
 
-Cases are SEQUENCESxQUERIESxTOKENS, queries being the last of the tokens. `kvgen` is what `PagedCalls.attend` does; `passes` are those of
-the kernel over pieces of rows, `dequantized` is flash attention over what is unpacked. They take turns,
-as do torch's (flash attention: causal by varlen, and not causal, by which it splits K and V; cuDNN, not causal), captured in CUDA graphs,
-over caches that L2 does not hold. `torch_us` is the fastest of torch's, `ratio` kvgen's time over it. Rows go to $OUT (or
-benchmarks/results) as GPU_extend.csv. Exits with 1 where routes differ from each other by more than one part in a hundred.
+Cases are SEQUENCESxQUERIESxTOKENS, queries being the last of the tokens. `kvgen` is what `PagedCalls.attend` does in a layer, with the
+pieces of rows that all layers of a step have in common; `passes` are those of the kernel over them, `dequantized` is flash attention over
+what is unpacked. They take turns, as do torch's (flash attention: causal by varlen, and not causal, by which it splits K and V; cuDNN, not
+causal), captured in CUDA graphs, over caches that L2 does not hold. `torch_us` is the fastest of torch's, `ratio` kvgen's time over it.
+Rows go to $OUT (or benchmarks/results) as GPU_extend.csv. Exits with 1 where routes differ from each other by more than one part in a
+hundred.
 """
 
 from __future__ import annotations
@@ -26,15 +27,12 @@ from torch import Tensor
 
 from benchmarks.common import gpu_facts, gpu_word, parser, take_turns, write_rows
 from benchmarks.gpu_words import spec_of, workload_of
-from kvgen.lower.backend import get_backend
-from kvgen.lower.schedule import layout_of
+from kvgen.api import get_kernel
 from kvgen.measure.measurement import TimingPolicy
 from kvgen.measure.timer import CudaTimer
 from kvgen.runtime import chunks, extend, varlen
-from kvgen.runtime.calls import Variant
-from kvgen.runtime.module import load
+from kvgen.runtime.calls import Calls
 from kvgen.runtime.paged import PagedCalls, Rows
-from kvgen.toolchain import build
 
 CASES = ("16x16x2048", "16x32x2048", "8x8x32768", "4x64x8192", "1x128x32768", "8x512x8192")
 SPECS = "k4v4:token:page16:arrival:krot16u:q8,k4v4:page128:q8"
@@ -52,13 +50,13 @@ def main() -> int:
     options = command.parse_args()
     words, good, rows = options.specs.split(","), True, list[dict[str, Any]]()
     with ThreadPoolExecutor() as pool:
-        variants = dict(zip(words, pool.map(compiled, words), strict=True))
+        kernels = dict(zip(words, pool.map(lambda word: get_kernel(spec_of(word, "sm90", [workload_of("8x8192")])), words), strict=True))
     for case in options.cases or CASES:
         shape = tuple(map(int, case.split("x")))
-        torch_us = timed(torchs(*shape, variants[words[0]]), options.rounds)
+        torch_us = timed(torchs(*shape, kernels[words[0]]), options.rounds)
         best = min(torch_us, key=torch_us.__getitem__)
         for word in words:
-            routes, error = routes_of(variants[word], *shape)
+            routes, error = routes_of(kernels[word], *shape)
             us, good = timed(routes, options.rounds), good and error < 1e-2
             ratio = us["kvgen"] / torch_us[best]
             found = {f"{name}_us": round(time, 1) for name, time in us.items()} | {"torch_us": round(torch_us[best], 1)}
@@ -69,13 +67,6 @@ def main() -> int:
         write_rows(f"{gpu_word()}_extend", rows, gpu_facts(POLICY))
         torch.cuda.empty_cache()
     return 0 if good else 1
-
-
-def compiled(words: str) -> Variant:
-    """The default launch."""
-    spec, backend = spec_of(words, "sm90", [workload_of("8x8192")]), get_backend("cuda")
-    schedule = backend.default(spec, "sm90")
-    return Variant(spec, layout_of(spec, schedule.layout), load(build(backend.lower(spec, schedule, "sm90")).path))
 
 
 def timed(turns: dict[str, list[Call]], rounds: int) -> dict[str, float]:
@@ -90,24 +81,26 @@ def normal(*shape: int, dtype: torch.dtype) -> Tensor:
     return torch.randn(shape, dtype=dtype, device="cuda", generator=torch.Generator("cuda").manual_seed(len(shape)))
 
 
-def routes_of(variant: Variant, batch: int, queries: int, tokens: int) -> tuple[dict[str, list[Call]], float]:
+def routes_of(kernel: Calls, batch: int, queries: int, tokens: int) -> tuple[dict[str, list[Call]], float]:
     """Calls of each route over caches that take turns, and by how much their outputs differ."""
-    a, page = variant.spec.attention, variant.spec.cache.page or 0
-    calls, per = PagedCalls(variant, batch, tokens, "cuda"), -(-tokens // page)
+    a, page = kernel.spec.attention, kernel.spec.cache.page or 0
+    calls, per = PagedCalls(kernel, batch, tokens, "cuda"), -(-tokens // page)
     table = torch.randperm(batch * per, device="cuda").int().view(batch, per)
-    copies = max(1, min(8, COLD // (batch * per * page * variant.layout.block_bytes // variant.layout.tokens * a.kv_heads)))
+    copies = max(1, min(8, COLD // (batch * per * page * kernel.layout.block_bytes // kernel.layout.tokens * a.kv_heads)))
     zeros = torch.zeros(batch, dtype=torch.int32, device="cuda")
     before, after = Rows(zeros, table), Rows(zeros + tokens, table)
-    k, v = (normal(batch * tokens, a.kv_heads, a.head_dim, dtype=variant.dtype) for _ in range(2))
+    k, v = (normal(batch * tokens, a.kv_heads, a.head_dim, dtype=kernel.dtype) for _ in range(2))
     stores = [calls.new_store(batch * per, batch) for _ in range(copies)]
     for store in stores:
         calls.pack(k, v, zeros + tokens, store, before, [tokens * b for b in range(batch + 1)])
-    q = normal(batch * queries, a.q_heads, a.head_dim, dtype=variant.dtype)
-    outs, starts, bounds = {}, [queries * b for b in range(batch + 1)], [tokens] * batch
+    q = normal(batch * queries, a.q_heads, a.head_dim, dtype=kernel.dtype)
+    outs, pieces, starts, bounds = {}, {}, [queries * b for b in range(batch + 1)], [tokens] * batch
 
     def attend(name: str, passes: int, store: Any) -> None:
         chunks.PASSES, usual = passes, chunks.PASSES
-        calls.attend(q, outs[name], store, after, starts, bounds=bounds)
+        if name not in pieces:
+            pieces[name] = calls.pieces(after, starts, bounds=bounds)
+        calls.attend(q, outs[name], store, after, starts, bounds=bounds, pieces=pieces[name])
         chunks.PASSES = usual
 
     names = {"kvgen": chunks.PASSES}
@@ -121,7 +114,7 @@ def routes_of(variant: Variant, batch: int, queries: int, tokens: int) -> tuple[
     return {name: [partial(attend, name, passes, store) for store in stores] for name, passes in names.items()}, error
 
 
-def torchs(batch: int, queries: int, tokens: int, like: Variant) -> dict[str, list[Call]]:
+def torchs(batch: int, queries: int, tokens: int, like: Calls) -> dict[str, list[Call]]:
     """torch's kernels over 16-bit tensors, each laid out as it likes them."""
     a = like.spec.attention
     copies = max(1, min(8, COLD // (batch * tokens * a.kv_heads * a.head_dim * 4)))

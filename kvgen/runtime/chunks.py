@@ -8,6 +8,7 @@ Where tokens wait in a residual, it is that of one length: there each piece gets
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from kvgen.format.residual import cache_id, residual_rows
 from kvgen.runtime.device import copied
+from kvgen.spec.dispatch import EQUAL, UNEQUAL
 
 if TYPE_CHECKING:
     from kvgen.runtime.calls import Calls
@@ -31,7 +33,37 @@ BATCH = 256
 """Most pieces of a call, by which its workspace is sized."""
 RESIDUAL_BYTES = 32 << 20
 """Most memory of the residuals of a call's pieces."""
+USUAL = 64, 2048
+"""Pieces, and tokens of each, for which a launch is chosen: with more tokens all take about as long."""
+LEVEL = UNEQUAL.tile / EQUAL.tile
+"""Longest length of a call's rows over their mean up to which every piece gets as many CTAs: a plan, which shares them out by lengths,
+takes so many times as long for as many tokens.
+"""
 Cut = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
+
+
+@dataclass(frozen=True)
+class Part:
+    """The pieces of a call."""
+
+    mine: slice
+    lengths: Tensor
+    block_table: Tensor
+    plan: Tensor | None
+    held: Tensor | None
+    """int64: of each row of their residuals, its place among the tokens of the newest pages."""
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """The pieces of some rows, for all layers of a step."""
+
+    take: Tensor | None
+    put: Tensor | None
+    parts: Sequence[Part]
+    bound: int
+    newest: Rows | None
+    """The rows' newest pages as sequences of their own, which hold all tokens that pieces have in residuals; None without residuals."""
 
 
 class Chunks:
@@ -44,8 +76,9 @@ class Chunks:
         held = 2 * prod(self._shape) * kernel.dtype.itemsize
         self._batch = min(BATCH, max(1, RESIDUAL_BYTES // held)) if held else BATCH
         self._max_len, self._flag, self._device = calls.max_len, calls._overflow, calls.device
-        self._launch = kernel.launch_for(self._batch, calls.max_len, self._piece)
-        self._workspace, self._plan = calls._allocate(self._launch, self._batch, self._piece)
+        self._launch = kernel.launch_for(*USUAL, self._piece)
+        self._workspace, plan = calls._allocate(self._launch, self._batch, self._piece)
+        self._plan_size = len(plan)
         self._cuts: dict[tuple[int, ...], Cut] = {}
 
     @staticmethod
@@ -67,47 +100,62 @@ class Chunks:
         """Whether rows of so many query tokens are worth it."""
         return -(-count // self._piece) * -(-self._piece * self._group // PASS_ROWS) <= PASSES
 
-    def attend(self, queries: Queries, store: Store, rows: Rows) -> None:
-        """Fill `queries.out`."""
-        counts, row, back, take, put = self._cut(queries.counts)
-        shape = -1, self._piece, *queries.q.shape[1:]
-        q = (queries.q if take is None else queries.q[take]).view(shape)
-        out = (queries.out if put is None else torch.empty_like(q)).view(shape)
-        lengths, table = (rows.lengths[row] - back).clamp_(min=0), rows.block_table[row]
-        newest = self._newest(store, rows, counts, max(queries.counts)) if self._shape[1] else None
+    def pieces(self, counts: Sequence[int], rows: Rows, bounds: Sequence[int]) -> Pieces:
+        """Those of rows with so many query tokens and, by the host's bounds, at most so many tokens."""
+        tokens, row, back, take, put = self._cut(counts)
+        bound, newest, held = max(bounds), None, None
+        lengths, table = (rows.lengths[row] - back).clamp_(min=0), rows.block_table[:, : -(-bound // self._page)][row]
+        if self._shape[1]:
+            newest, past = self._newest(rows, tokens, max(counts))
+            held = self._held(newest, row, lengths - past[row])
+        parts = list[Part]()
         for first in range(0, len(row), self._batch):
-            part = slice(first, first + self._batch)
-            self._launch.module.plan(lengths[part], self._plan, self._piece, 0, 1, self._max_len, self._flag.address)
-            k, v = self._residuals(newest, row[part], lengths[part])
-            cache = store.packed, k, v, lengths[part], table[part], None, store.scales
-            rest = (out[part], None, queries.sinks, self._workspace, self._plan, queries.scale, self._max_len)
-            self._launch.run(q[part], None, cache, rest, self._max_len, self._flag.address, advance=False)
-        if put is not None:
-            queries.out.copy_(out.flatten(0, 1)[put])
+            mine, plan = slice(first, first + self._batch), None
+            if bound * len(bounds) > LEVEL * sum(bounds):
+                plan = torch.empty(self._plan_size, dtype=torch.int32, device=self._device)
+                self._launch.module.plan(lengths[mine], plan, self._piece, 0, 1, self._max_len, self._flag.address)
+            parts.append(Part(mine, lengths[mine], table[mine], plan, None if held is None else held[mine].flatten()))
+        return Pieces(take, put, parts, bound, newest)
 
-    def _newest(self, store: Store, rows: Rows, counts: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
-        """K and V [rows, kv_heads, tokens, head_dim] of the pages that hold a step's tokens, and where the first of them begins."""
+    def attend(self, queries: Queries, store: Store, pieces: Pieces) -> None:
+        """Fill `queries.out`."""
+        shape, (heads, _, dim) = (-1, self._piece, *queries.q.shape[1:]), self._shape
+        q = (queries.q if pieces.take is None else queries.q[pieces.take]).view(shape)
+        out = (queries.out if pieces.put is None else torch.empty_like(q)).view(shape)
+        newest = None if pieces.newest is None else self._dequantized(store, pieces.newest)
+        for part in pieces.parts:
+            k = v = torch.empty(len(part.lengths), heads, 0, dim, dtype=self._dtype, device=self._device)
+            if newest is not None and part.held is not None:
+                k, v = newest.index_select(1, part.held).view(2, len(part.lengths), *self._shape)
+            cache = store.packed, k, v, part.lengths, part.block_table, None, store.scales
+            rest = (out[part.mine], None, queries.sinks, self._workspace, part.plan, queries.scale, pieces.bound)
+            self._launch.run(q[part.mine], None, cache, rest, self._max_len, self._flag.address, advance=False)
+        if pieces.put is not None:
+            queries.out.copy_(out.flatten(0, 1)[pieces.put])
+
+    def _newest(self, rows: Rows, counts: Tensor, most: int) -> tuple[Rows, Tensor]:
+        """The pages that hold a step's tokens, and the tokens before them."""
         past = (rows.lengths - counts).clamp_(min=0) // self._page * self._page
         numbers = (past // self._page).long().unsqueeze(1) + torch.arange(1 - (-most // self._page), device=self._device)
         pages = rows.block_table.gather(1, numbers.clamp_(max=rows.block_table.shape[1] - 1))
-        heads, _, dim = self._shape
-        shape = 2, len(past), heads, pages.shape[1] * self._page, dim
-        k, v = torch.empty(shape, dtype=self._dtype, device=self._device)
-        held = store.packed, store.k_residual, store.v_residual, rows.lengths - past, pages, rows.slots, store.scales
-        self._launch.module.unpack(*held, None, k.transpose(1, 2), v.transpose(1, 2))
-        return k, v, past
+        return replace(rows, lengths=rows.lengths - past, block_table=pages), past
 
-    def _residuals(self, newest: tuple[Tensor, Tensor, Tensor] | None, row: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Residuals of K and of V of pieces, one after the other."""
-        heads, tokens, dim = self._shape
-        if newest is None:
-            none = torch.empty(len(row), heads, 0, dim, dtype=self._dtype, device=self._device)
-            return none, none
-        k, v, past = newest
-        first = lengths // tokens * tokens - past[row]
-        place = (first.unsqueeze(1) + torch.arange(tokens, device=self._device)).clamp_(0, k.shape[2] - 1)
-        at = row[:, None, None], torch.arange(heads, device=self._device)[:, None], place[:, None]
-        return k[at], v[at]
+    def _held(self, newest: Rows, row: Tensor, lengths: Tensor) -> Tensor:
+        """Of each piece, whose row has so many tokens in its newest pages by then, where its residual lies among those of all rows."""
+        heads, tokens, _ = self._shape
+        room = newest.block_table.shape[1] * self._page
+        first = (lengths // tokens * tokens).unsqueeze(1)  # pages begin where blocks do
+        place = (first + torch.arange(tokens, device=self._device)).clamp_(0, room - 1)
+        head = row.unsqueeze(1) * heads + torch.arange(heads, device=self._device)
+        return head.unsqueeze(2) * room + place.unsqueeze(1)
+
+    def _dequantized(self, store: Store, newest: Rows) -> Tensor:
+        """K and V of the newest pages, [2, rows * kv_heads * tokens, head_dim]."""
+        (heads, _, dim), (rows, pages) = self._shape, newest.block_table.shape
+        made = torch.empty(2, rows, heads, pages * self._page, dim, dtype=self._dtype, device=self._device)
+        packed, k_held, v_held, lengths, table, slots, scales = newest.over(store)
+        self._launch.module.unpack(packed, k_held, v_held, lengths, table, slots, scales, None, *made.transpose(2, 3))
+        return made.view(2, -1, dim)
 
     def _cut(self, counts: Sequence[int]) -> Cut:
         """The tokens of each row; of each piece its row, and the row's tokens behind it; of each query of a piece its token, and of each

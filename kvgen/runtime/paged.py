@@ -8,7 +8,7 @@ graphs, whose replays use the same memory: which launch serves a batch depends o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from kvgen.format.residual import residual_rows
 from kvgen.runtime import checks
-from kvgen.runtime.chunks import Chunks
+from kvgen.runtime.chunks import Chunks, Pieces
 from kvgen.runtime.device import copied
 from kvgen.runtime.extend import FLASH_CHANNELS
 from kvgen.runtime.sequences import OverflowFlag
@@ -231,13 +231,15 @@ class PagedCalls:
         plan: StepPlan | None = None,
         bounds: Sequence[int] | None = None,
         new: tuple[Tensor, Tensor] | None = None,
+        pieces: Mapping[tuple[int, int], Pieces] | None = None,
     ) -> None:
         """Fill `out` with causal attention of each row's tokens, the last ones of its sequence, which are packed already.
 
         `rows.lengths` count them. `plan` is used by the calls that it was made for. `bounds` are numbers on the host that the lengths do
         not exceed, by default `max_len`: they size the memory of rows of more than `attention.q_len` tokens, which a GPU dequantizes, at
         most 64 MiB of a row and 256 MiB of all at a time. `new` is K and V of the tokens: a row that has no others, by its bound, attends
-        over these, which is exact; without it, over what the cache holds of them.
+        over these, which is exact; without it, over what the cache holds of them. `pieces` are those of the same rows, starts and bounds,
+        which all layers of a step have in common.
 
         A kernel serves neighbours with equally many tokens, if these are few, in one call, and torch's flash attention (or `flash`) all
         neighbours with many.
@@ -258,13 +260,28 @@ class PagedCalls:
             of_rows = Queries(q[mine], out[mine], given, counts, self.kernel.scale if scale is None else scale, sinks)
             if kind == "chunks":
                 assert self._chunks is not None
-                self._chunks.attend(of_rows, store, rows[part])
+                made = (pieces or {}).get((part.start, part.stop)) or self._chunks.pieces(counts, rows[part], bounds[part])
+                self._chunks.attend(of_rows, store, made)
                 continue
             assert self._varlen is not None
             if kind == "own" and new is not None:
                 self._varlen.own(of_rows, new[0][mine], new[1][mine])
             else:
                 self._varlen.cached(of_rows, store, rows[part], bounds[part])
+
+    def pieces(
+        self, rows: Rows, starts: Sequence[int], *, bounds: Sequence[int] | None = None, own: bool = False
+    ) -> dict[tuple[int, int], Pieces]:
+        """What `attend` computes of lengths and pages alone, for rows of a few more than `attention.q_len` tokens on a GPU. `own`: whether
+        `attend` is given `new`.
+        """
+        bounds = [self.max_len] * (len(starts) - 1) if bounds is None else bounds
+        found = {}
+        for part, kind in self._kinds(starts, bounds, own=own):
+            if kind == "chunks" and self._chunks is not None:
+                counts = [end - start for start, end in pairwise(starts[part.start : part.stop + 1])]
+                found[part.start, part.stop] = self._chunks.pieces(counts, rows[part], bounds[part])
+        return found
 
     def _kinds(self, starts: Sequence[int], bounds: Sequence[int], *, own: bool) -> Iterator[tuple[slice, int | str]]:
         """Neighbouring rows that one call serves, and what does: a kernel of that many tokens, or a method of another name."""

@@ -137,9 +137,10 @@ def test_chunks_and_prompts_of_many_rows(words: str, scratch: str, monkeypatch: 
         torch.cuda.set_sync_debug_mode("error" if step else "default")  # the first step loads modules
         calls.pack(k, v, added, store, Rows(before, table, slots), starts, on_device=given)
         outs = []
-        for new in (None, None, (k, v)):
+        rows = Rows(after, table, slots)
+        for new, pieces in ((None, None), (None, calls.pieces(rows, starts, bounds=bounds)), ((k, v), None)):
             outs.append(torch.full_like(q, torch.nan))
-            calls.attend(q, outs[-1], store, Rows(after, table, slots), starts, bounds=bounds, new=new)
+            calls.attend(q, outs[-1], store, rows, starts, bounds=bounds, new=new, pieces=pieces)
         torch.cuda.set_sync_debug_mode("default")
         assert torch.equal(outs[0], outs[1])
         for b in range(ROWS):

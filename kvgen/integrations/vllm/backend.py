@@ -11,7 +11,7 @@ each layer first writes the tokens of all rows, and then attends.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -31,6 +31,7 @@ from vllm.v1.attention.backend import (
 
 from kvgen.integrations.vllm import formats, versions
 from kvgen.integrations.vllm.scales import scales_of
+from kvgen.runtime.chunks import Pieces
 from kvgen.runtime.paged import PagedCalls, Rows, StepPlan, Store, residual_shape, runs_of
 from kvgen.runtime.varlen import TOTAL_BYTES
 
@@ -131,6 +132,8 @@ class KvgenMetadata(AttentionMetadata):
     """Of the decode steps, which are the first rows."""
     given: Tensor
     """int32 [rows + 1]: where the tokens of each row begin."""
+    pieces: Mapping[tuple[int, int], Pieces]
+    """Of rows of a few tokens, which are no decode steps."""
 
 
 class KvgenBuilder(AttentionMetadataBuilder[KvgenMetadata]):
@@ -184,7 +187,8 @@ class KvgenBuilder(AttentionMetadataBuilder[KvgenMetadata]):
         self.calls.check()
         first, tokens = next(runs_of(starts), (slice(0, 0), 0))  # the decode steps, which vLLM puts first
         plan = self.calls.plan(after[first], tokens) if 0 < tokens <= self.calls.most_q else None
-        return KvgenMetadata(self.calls, meta.slot_mapping, packed, after, starts, bounds, plan, meta.query_start_loc)
+        pieces = self.calls.pieces(after, starts, bounds=bounds, own=packed is not None)
+        return KvgenMetadata(self.calls, meta.slot_mapping, packed, after, starts, bounds, plan, meta.query_start_loc, pieces)
 
 
 class KvgenImpl(AttentionImpl[KvgenMetadata]):
@@ -274,7 +278,7 @@ class KvgenImpl(AttentionImpl[KvgenMetadata]):
             m.calls.pack(k, v, counts, store, before, m.starts, on_device=m.given[: len(m.starts)])
             new = k, v
         m.calls.attend(
-            q, out, store, m.after, m.starts, scale=self.scale, sinks=self._sinks, plan=m.plan, bounds=m.bounds, new=new
+            q, out, store, m.after, m.starts, scale=self.scale, sinks=self._sinks, plan=m.plan, bounds=m.bounds, new=new, pieces=m.pieces
         )  # fmt: skip
         return output
 

@@ -198,7 +198,8 @@ def test_rows_of_many_tokens_share_calls(name: str, scratch: str, monkeypatch: p
         ends = [0, *after.cumsum(0).tolist()]
         kernel.module.unpack(*rows.over(store), int32(*ends), *held)
         fresh = torch.full_like(q, torch.nan)
-        calls.attend(q, fresh, store, rows, starts, sinks=sinks, bounds=after.tolist(), scale=0.2, new=(k, v))
+        pieces = calls.pieces(rows, starts, bounds=after.tolist(), own=True)
+        calls.attend(q, fresh, store, rows, starts, sinks=sinks, bounds=after.tolist(), scale=0.2, new=(k, v), pieces=pieces)
         for b, count in enumerate(counts):
             mine = slice(starts[b], starts[b + 1])
             past = [x[None, ends[b] : ends[b + 1]] for x in held]
