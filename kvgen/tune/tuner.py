@@ -101,9 +101,8 @@ def tune(
     One layout for the spec, one launch per workload, of any back end. Every module that the entry names is verified in this build.
     Interrupting it registers the best that it has verified so far. Only one process at a time tunes a key; another that waited takes
     over its entry. `storage` is a database URL that several hosts share; without it studies are files in the cache. `devices` are
-    GPU indices, one worker each. `fresh`: registered entries do not have to be beaten; finished measurements
-    still count, and the present entry's accuracy of a model is carried over. `all_schedules` also searches what the spaces' hints
-    exclude.
+    GPU indices, one worker each. `fresh`: registered entries do not have to be beaten; finished measurements still count.
+    `all_schedules` also searches what the spaces' hints exclude.
 
     Raises UnsupportedError, ToolchainMissing, MeasureError where no schedule is right at every workload, KeyboardInterrupt where it
     is interrupted before one is known to be, or HostError where the disk fails: before anything is compiled if the registry or the cache
