@@ -11,6 +11,7 @@ import re
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from statistics import geometric_mean
 
 import pandas as pd
 
@@ -510,6 +511,22 @@ def linear_speed() -> str:
     return table(["n × k", "rows", "kvgen, µs", "of the read", "default", "Humming", "cuBLAS, 16 bits", "torch int4"], body)
 
 
+def entries() -> str:
+    """What tuning gained where an entry ships: the default's time over the winner's, in the final of the build that made it."""
+    from kvgen.registry import packaged_store
+
+    body, every = [], list[float]()
+    for entry in (found.entry for found in packaged_store().all() if found.entry is not None):
+        gains = [timing.default_us / timing.us for timing in entry.timings if timing.default_us]
+        every += gains
+        spread = f"{min(gains):.2f} to {max(gains):.2f}" if len(gains) > 1 else "–"
+        how = [str(entry.provenance["trials"]), str(entry.provenance["date"])[:10]]
+        body.append([f"`{entry.spec.name}`", str(len(gains)), f"{geometric_mean(gains):.3f}", spread, *how])
+    last = ["all", str(len(every)), f"{geometric_mean(every):.3f}", f"{min(every):.2f} to {max(every):.2f}", "", ""]
+    header = ["spec", "workloads", "default over winner, geometric mean", "least to most", "measurements", "built"]
+    return table(header, [*sorted(body), last])
+
+
 def cpu_linear() -> str:
     """Products with packed weights on CPUs: µs and the fraction of the read of each processor, and µs of others on the last one."""
     found = frame("cpu_linear.csv")
@@ -547,7 +564,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "accuracy-about": accuracy_about, "accuracy-contexts": accuracy_contexts,
     "accuracy-weights": accuracy_weights, "accuracy-weights-about": lambda: accuracy_about(weights=True),
     "accuracy-orders": accuracy_orders, "accuracy-pareto": accuracy_pareto, "rounding": rounding, "linear-speed": linear_speed,
-    "cpu-linear": cpu_linear,
+    "cpu-linear": cpu_linear, "entries": entries,
     "matrix-quantize": lambda: matrix_speed("quantize"), "matrix-dequantize": lambda: matrix_speed("dequantize"),
 }  # fmt: skip
 
