@@ -47,9 +47,13 @@ class Part:
     """The pieces of a call."""
 
     mine: slice
+    """Which of all they are."""
     lengths: Tensor
+    """int32 [pieces]: the tokens of each piece's row up to its last query."""
     block_table: Tensor
+    """int32 [pieces, pages]."""
     plan: Tensor | None
+    """None: every piece gets as many CTAs."""
     held: Tensor | None
     """int64: of each row of their residuals, its place among the tokens of the newest pages."""
 
@@ -59,9 +63,12 @@ class Pieces:
     """The pieces of some rows, for all layers of a step."""
 
     take: Tensor | None
+    """int64: of each query of a piece, its token; None where that is its place."""
     put: Tensor | None
+    """int64: of each token, its query; None likewise."""
     parts: Sequence[Part]
     bound: int
+    """Of the lengths, by the host."""
     newest: Rows | None
     """The rows' newest pages as sequences of their own, which hold all tokens that pieces have in residuals; None without residuals."""
 
