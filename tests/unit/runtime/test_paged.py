@@ -184,7 +184,7 @@ def test_rows_of_many_tokens_share_calls(name: str, scratch: str, monkeypatch: p
     store, slots = calls.new_store(40, SLOTS), int32(5, 0, 3, 1, 6)
     store.packed.random_(256, generator=random)
     before = int32(0, 0, 0, 0, 0)
-    for counts in ([70, 5, 130, 1, 200], [1, 90, 9, 66, 150]):
+    for counts in ([70, 5, 130, 1, 200], [1, 90, 9, 66, 150], [2, 11, 7, 12, 5]):
         starts = [sum(counts[:b]) for b in range(6)]
         q, k, v = (torch.randn(starts[-1], heads, 64, generator=random) for heads in (4, 2, 2))
         after, out = before + int32(*counts), torch.full_like(q, torch.nan)
