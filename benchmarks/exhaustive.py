@@ -5,8 +5,8 @@
 Measures all schedules that the constraints allow, of the first back end alone, at every workload of the spec: compiled on all cores, ahead
 of the device, timed for 50 ms, not verified. It ends after `--seconds`, and continues where the file ends, also from another machine of
 the same kind. `--where` leaves out what has other values, `--hints` what the hints of the space exclude; `--dry` counts what is left, and
-`--compile` only compiles it into the cache, for another machine too (`--arch sm90`). With several `--passes` every schedule is timed so
-often, at times far apart, and its least median counts: other load seldom disturbs all of them.
+`--compile` only compiles it into the cache, also for a machine with a GPU and the same nvcc and g++ (`--arch sm90`). With several
+`--passes` every schedule is timed so often, at times far apart, and its least median counts: other load seldom disturbs all of them.
 
 A row has a schedule's parameters, the workloads of which it is the default, its passes, and its µs per workload; 0 where it fails or cannot
 be built for that workload.
