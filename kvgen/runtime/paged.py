@@ -239,12 +239,13 @@ class PagedCalls:
         not exceed, by default `max_len`: they size the memory of rows of more than `attention.q_len` tokens, which a GPU dequantizes, at
         most 64 MiB of a row and 256 MiB of all at a time. `new` is K and V of the tokens: a row that has no others, by its bound, attends
         over these, which is exact; without it, over what the cache holds of them. `pieces` are those of the same rows, starts and bounds,
-        which all layers of a step have in common.
+        which all layers of a step have in common; without them they are made here. Raises ValueError for pieces of other rows.
 
         A kernel serves neighbours with equally many tokens, if these are few, in one call, and torch's flash attention (or `flash`) all
         neighbours with many.
         """
         bounds = [self.max_len] * (len(starts) - 1) if bounds is None else bounds
+        pieces = self.pieces(rows, starts, bounds=bounds, own=new is not None) if pieces is None else pieces
         for part, kind in self._kinds(starts, bounds, own=new is not None):
             mine, tokens = slice(starts[part.start], starts[part.stop]), starts[part.start + 1] - starts[part.start]
             if isinstance(kind, int):
@@ -260,8 +261,9 @@ class PagedCalls:
             of_rows = Queries(q[mine], out[mine], given, counts, self.kernel.scale if scale is None else scale, sinks)
             if kind == "chunks":
                 assert self._chunks is not None
-                made = (pieces or {}).get((part.start, part.stop)) or self._chunks.pieces(counts, rows[part], bounds[part])
-                self._chunks.attend(of_rows, store, made)
+                if (part.start, part.stop) not in pieces:
+                    raise ValueError("pieces are of other rows: make them for every step, with the same starts, bounds and `own`")
+                self._chunks.attend(of_rows, store, pieces[part.start, part.stop])
                 continue
             assert self._varlen is not None
             if kind == "own" and new is not None:

@@ -200,6 +200,9 @@ def test_rows_of_many_tokens_share_calls(name: str, scratch: str, monkeypatch: p
         fresh = torch.full_like(q, torch.nan)
         pieces = calls.pieces(rows, starts, bounds=after.tolist(), own=True)
         calls.attend(q, fresh, store, rows, starts, sinks=sinks, bounds=after.tolist(), scale=0.2, new=(k, v), pieces=pieces)
+        if pieces:
+            with pytest.raises(ValueError, match="pieces are of other rows"):
+                calls.attend(q, fresh.clone(), store, rows, starts, sinks=sinks, bounds=after.tolist(), scale=0.2, new=(k, v), pieces={})
         for b, count in enumerate(counts):
             mine = slice(starts[b], starts[b + 1])
             past = [x[None, ends[b] : ends[b + 1]] for x in held]
