@@ -2,14 +2,13 @@
 rows are one call of the kernel. A piece is a row of its own that ends where its queries end.
 
 So many passes over packed blocks cost less than dequantizing them for FlashAttention, whose tiles have 128 query rows of one head each.
-Where tokens wait in a residual, it is that of one length: there each piece gets one of its own, of what its row's newest pages hold.
+Where tokens wait in a residual, it is that of one length: a piece takes for one the page in which it ends, dequantized.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import prod
 from typing import TYPE_CHECKING
 
 import torch
@@ -31,8 +30,6 @@ PASSES = 32
 PASS_ROWS = 16
 BATCH = 256
 """Most pieces of a call, by which its workspace is sized."""
-RESIDUAL_BYTES = 32 << 20
-"""Most memory of the residuals of a call's pieces."""
 USUAL = 64, 2048
 """Pieces, and tokens of each, for which a launch is chosen: with more tokens all take about as long."""
 LEVEL = UNEQUAL.tile / EQUAL.tile
@@ -54,8 +51,8 @@ class Part:
     """int32 [pieces, pages]."""
     plan: Tensor | None
     """None: every piece gets as many CTAs."""
-    held: Tensor | None
-    """int64: of each row of their residuals, its place among the tokens of the newest pages."""
+    slots: Tensor | None
+    """int32 [pieces]: the newest page in which each of them ends; None without residuals."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +67,7 @@ class Pieces:
     bound: int
     """Of the lengths, by the host."""
     newest: Rows | None
-    """The rows' newest pages as sequences of their own, which hold all tokens that pieces have in residuals; None without residuals."""
+    """The rows' newest pages, each a sequence of its own, which hold all tokens that pieces have in residuals; None without these."""
 
 
 class Chunks:
@@ -80,18 +77,16 @@ class Chunks:
         attention, layout = kernel.spec.attention, kernel.layout
         self._piece, self._group, self._page, self._dtype = attention.q_len, attention.group, calls.page, kernel.dtype
         self._shape = attention.kv_heads, residual_rows(kernel.spec, layout.tokens).rows, layout.head_dim
-        held = 2 * prod(self._shape) * kernel.dtype.itemsize
-        self._batch = min(BATCH, max(1, RESIDUAL_BYTES // held)) if held else BATCH
         self._max_len, self._flag, self._device = calls.max_len, calls._overflow, calls.device
         self._launch = kernel.launch_for(*USUAL, self._piece)
-        self._workspace, plan = calls._allocate(self._launch, self._batch, self._piece)
+        self._workspace, plan = calls._allocate(self._launch, BATCH, self._piece)
         self._plan_size = len(plan)
         self._cuts: dict[tuple[int, ...], Cut] = {}
 
     @staticmethod
     def of(calls: PagedCalls, kernel: Calls | None) -> Chunks | None:
-        """Those of a kernel, by default that of `calls`; None where residuals keep more than what fills no block. Raises ValueError for a
-        kernel of another cache.
+        """Those of a kernel, by default that of `calls`; None where residuals keep more than what fills no block, or pages have several.
+        Raises ValueError for a kernel of another cache.
         """
         own = calls.kernel
         if kernel is not None and cache_id(kernel.spec, kernel.layout) != cache_id(own.spec, own.layout):
@@ -100,6 +95,8 @@ class Chunks:
         if cache.sink or cache.local or cache.rollback:
             if kernel is not None:
                 raise ValueError("chunks need a format without cache.sink, cache.local and cache.rollback")
+            return None
+        if residual_rows(own.spec, own.layout.tokens).rows not in (0, calls.page):
             return None
         return Chunks(calls, kernel or own)
 
@@ -110,18 +107,20 @@ class Chunks:
     def pieces(self, counts: Sequence[int], rows: Rows, bounds: Sequence[int]) -> Pieces:
         """Those of rows with so many query tokens and, by the host's bounds, at most so many tokens."""
         tokens, row, back, take, put = self._cut(counts)
-        bound, newest, held = max(bounds), None, None
+        bound, newest, slots = max(bounds), None, None
         lengths, table = (rows.lengths[row] - back).clamp_(min=0), rows.block_table[:, : -(-bound // self._page)][row]
         if self._shape[1]:
-            newest, past = self._newest(rows, tokens, max(counts))
-            held = self._held(newest, row, lengths - past[row])
+            count = 1 - (-max(counts) // self._page)
+            past = (rows.lengths - tokens).clamp_(min=0) // self._page  # pages without any of the step's tokens
+            newest = self._newest(rows, past, count)
+            slots = (lengths // self._page - past[row]).clamp_(max=count - 1) + row.int() * count
         parts = list[Part]()
-        for first in range(0, len(row), self._batch):
-            mine, plan = slice(first, first + self._batch), None
+        for first in range(0, len(row), BATCH):
+            mine, plan = slice(first, first + BATCH), None
             if bound * len(bounds) > LEVEL * sum(bounds):
                 plan = torch.empty(self._plan_size, dtype=torch.int32, device=self._device)
                 self._launch.module.plan(lengths[mine], plan, self._piece, 0, 1, self._max_len, self._flag.address)
-            parts.append(Part(mine, lengths[mine], table[mine], plan, None if held is None else held[mine].flatten()))
+            parts.append(Part(mine, lengths[mine], table[mine], plan, None if slots is None else slots[mine]))
         return Pieces(take, put, parts, bound, newest)
 
     def attend(self, queries: Queries, store: Store, pieces: Pieces) -> None:
@@ -129,40 +128,31 @@ class Chunks:
         shape, (heads, _, dim) = (-1, self._piece, *queries.q.shape[1:]), self._shape
         q = (queries.q if pieces.take is None else queries.q[pieces.take]).view(shape)
         out = (queries.out if pieces.put is None else torch.empty_like(q)).view(shape)
-        newest = None if pieces.newest is None else self._dequantized(store, pieces.newest)
+        k = v = torch.empty(len(pieces.parts[0].lengths), heads, 0, dim, dtype=self._dtype, device=self._device)
+        if pieces.newest is not None:
+            k, v = self._dequantized(store, pieces.newest)
         for part in pieces.parts:
-            k = v = torch.empty(len(part.lengths), heads, 0, dim, dtype=self._dtype, device=self._device)
-            if newest is not None and part.held is not None:
-                k, v = newest.index_select(1, part.held).view(2, len(part.lengths), *self._shape)
-            cache = store.packed, k, v, part.lengths, part.block_table, None, store.scales
+            held = (k, v) if part.slots is not None else (k[: len(part.lengths)],) * 2
+            cache = store.packed, *held, part.lengths, part.block_table, part.slots, store.scales
             rest = (out[part.mine], None, queries.sinks, self._workspace, part.plan, queries.scale, pieces.bound)
             self._launch.run(q[part.mine], None, cache, rest, self._max_len, self._flag.address, advance=False)
         if pieces.put is not None:
             queries.out.copy_(out.flatten(0, 1)[pieces.put])
 
-    def _newest(self, rows: Rows, counts: Tensor, most: int) -> tuple[Rows, Tensor]:
-        """The pages that hold a step's tokens, and the tokens before them."""
-        past = (rows.lengths - counts).clamp_(min=0) // self._page * self._page
-        numbers = (past // self._page).long().unsqueeze(1) + torch.arange(1 - (-most // self._page), device=self._device)
-        pages = rows.block_table.gather(1, numbers.clamp_(max=rows.block_table.shape[1] - 1))
-        return replace(rows, lengths=rows.lengths - past, block_table=pages), past
-
-    def _held(self, newest: Rows, row: Tensor, lengths: Tensor) -> Tensor:
-        """Of each piece, whose row has so many tokens in its newest pages by then, where its residual lies among those of all rows."""
-        heads, tokens, _ = self._shape
-        room = newest.block_table.shape[1] * self._page
-        first = (lengths // tokens * tokens).unsqueeze(1)  # pages begin where blocks do
-        place = (first + torch.arange(tokens, device=self._device)).clamp_(0, room - 1)
-        head = row.unsqueeze(1) * heads + torch.arange(heads, device=self._device)
-        return head.unsqueeze(2) * room + place.unsqueeze(1)
+    def _newest(self, rows: Rows, past: Tensor, count: int) -> Rows:
+        """So many pages of each row behind its first `past`."""
+        numbers = past.unsqueeze(1) + torch.arange(count, device=self._device)
+        lengths = (rows.lengths.unsqueeze(1) - numbers * self._page).clamp_(0, self._page).int().flatten()
+        pages = rows.block_table.gather(1, numbers.clamp_(max=rows.block_table.shape[1] - 1).long())
+        every = torch.arange(len(past), dtype=torch.int32, device=self._device) if rows.slots is None else rows.slots
+        return replace(rows, lengths=lengths, block_table=pages.view(-1, 1), slots=every.repeat_interleave(count))
 
     def _dequantized(self, store: Store, newest: Rows) -> Tensor:
-        """K and V of the newest pages, [2, rows * kv_heads * tokens, head_dim]."""
-        (heads, _, dim), (rows, pages) = self._shape, newest.block_table.shape
-        made = torch.empty(2, rows, heads, pages * self._page, dim, dtype=self._dtype, device=self._device)
+        """K and V of the newest pages, [2, pages, kv_heads, tokens, head_dim]."""
+        made = torch.empty(2, len(newest.lengths), *self._shape, dtype=self._dtype, device=self._device)
         packed, k_held, v_held, lengths, table, slots, scales = newest.over(store)
         self._launch.module.unpack(packed, k_held, v_held, lengths, table, slots, scales, None, *made.transpose(2, 3))
-        return made.view(2, -1, dim)
+        return made
 
     def _cut(self, counts: Sequence[int]) -> Cut:
         """The tokens of each row; of each piece its row, and the row's tokens behind it; of each query of a piece its token, and of each
