@@ -12,7 +12,8 @@ Every workload is searched by itself, from the default schedule on (of the colum
 - random: a random order.
 
 `--ahead`: measurements that are under way when the next schedule is chosen, as compilers that run in parallel have them. Prints a row per
-workload: schedules, and the median number of trials by sampler; a picture has the median of the best time so far over the least, by trials.
+workload: schedules, and the median number of trials by sampler. A picture has the median of the best time so far over the least, by trials,
+where the default is not within 2 % already.
 """
 
 from __future__ import annotations
@@ -204,6 +205,8 @@ def main() -> None:
                 runs = [run(table, name, seed, given.ahead, length) for seed in range(given.seeds)]
                 counts.append(median(reached for reached, _ in runs))
                 curves.setdefault(table.name, {})[name] = [median(each) for each in zip(*(ratios for _, ratios in runs), strict=True)]
+            if max(counts) == 1:
+                del curves[table.name]
             print(table.name, len(table.costs), near, *(f"{count:g}" for count in counts), sep="\t", flush=True)
     if given.picture:
         draw(curves, given.picture)

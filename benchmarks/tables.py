@@ -38,6 +38,8 @@ ENGINES = {
 """Caches inside vLLM (vllm_steps.py), as a table names and orders them."""
 STORED = {"": "", "+w4": ", weights of 4 bits"}
 """What may follow the name of one of them."""
+TRACES = {"trace": "42 GiB", "trace, less memory": "36 GiB"}
+"""Traces of vllm_steps.py by the memory that vLLM may take: `--memory` of 140 GiB."""
 VARIANTS = ("naive", "tiled", "coarsened", "vectorized", "kvgen")
 """Kernels of operations on a matrix: the INT8 paper's, and ours."""
 SHAPES = {
@@ -286,6 +288,7 @@ def vllm() -> str:
     steps = table(["batch × tokens", "cache", "step, ms", "tokens per second", "times 16 bits", "prefill, s", "tokens that fit"], body)
     trace = [
         [
+            held,
             row.name,
             f"{float(row.tokens_per_s):.0f}",
             row.times,
@@ -293,9 +296,18 @@ def vllm() -> str:
             f"{float(row.cached):.0%}",
             row.note or "–",
         ]
-        for row in inside_vllm("trace").itertuples()
+        for case, held in TRACES.items()
+        for row in inside_vllm(case).itertuples()
     ]
-    header = ["requests that arrive, cache", "tokens per second", "times 16 bits", "P99 of ms per token", "prompt tokens cached", ""]
+    header = [
+        "memory",
+        "requests that arrive, cache",
+        "tokens per second",
+        "times 16 bits",
+        "P99 of ms per token",
+        "prompt tokens cached",
+        "",
+    ]
     return steps + ("\n" + table(header, trace) if trace else "")
 
 
@@ -320,7 +332,8 @@ def blocks() -> str:
     times = frame("h200_blocks.csv").set_index(["format", "block", "workload"]).us if timed else {}
     for row in found.itertuples():
         read = [f"{row.bytes_316 / 316:.0f}", f"{row.bytes_32768 / 32768:.0f}"]
-        us = [figure(times[row.format, row.block, work]) for work in ("200x316", "8x32768")] if timed else []
+        keys = [(row.format, row.block, work) for work in ("200x316", "8x32768")] if timed else []
+        us = [figure(times[key]) if key in times else "–" for key in keys]
         body.append([row.format, str(row.block), f"{row.residual_tokens:.0f}", *read, f"{row.kl_316:.2g}", f"{row.kl_2048:.2g}", *us])
     header = ["format", "tokens of a block", "tokens in 16 bits", "bytes per token at 316", "at 32768", "KL at 316, nats", "at 2048"]
     one = found.iloc[0]
@@ -520,7 +533,7 @@ def entries() -> str:
         gains = [timing.default_us / timing.us for timing in entry.timings if timing.default_us]
         every += gains
         spread = f"{min(gains):.2f} to {max(gains):.2f}" if len(gains) > 1 else "–"
-        how = [str(entry.provenance["trials"]), str(entry.provenance["date"])[:10]]
+        how = [str(entry.provenance["points"]), str(entry.provenance["date"])[:10]]
         body.append([f"`{entry.spec.name}`", str(len(gains)), f"{geometric_mean(gains):.3f}", spread, *how])
     last = ["all", str(len(every)), f"{geometric_mean(every):.3f}", f"{min(every):.2f} to {max(every):.2f}", "", ""]
     header = ["spec", "workloads", "default over winner, geometric mean", "least to most", "measurements", "built"]
