@@ -2,8 +2,9 @@
 
     python benchmarks/gpu_linear.py [NxK…] [--rows 1,4,8,16,32,64,128] [--bits 4] [--tries 4] [--peers] [--rounds 5]
 
-The shapes are by default those of Llama-3.1-8B's layers and one of Llama-3.1-70B's. For each number of rows the default launch and the
-first launches of `--tries` other shapes of CTAs are compiled, and timed in turns; the fastest is verified against the fp64 reference.
+The shapes are by default those of Llama-3.1-8B's layers and one of Llama-3.1-70B's. For each number of rows the default launch, what
+entries that ship chose for the matrix, with any epilogue, and the first launches of `--tries` other shapes of CTAs are compiled, and timed
+in turns; the fastest is verified against the fp64 reference.
 Weights are rotated beyond the L2 cache, calls replayed in a CUDA graph. `default_us` is the time of the default. `--peers`: torch.matmul
 over 16 bits, torch's `_weight_int4pack_mm`, and Humming (package humming-kernels) take turns with them, where they are installed. Rows go
 to $OUT (or benchmarks/results) as GPU_linear.csv after every shape. `one launch` is the default for the most rows that are asked for: with
@@ -15,6 +16,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -33,6 +35,7 @@ from kvgen.measure.inputs import LinearInputs
 from kvgen.measure.measurement import TimingPolicy
 from kvgen.measure.read_roofline import read_roofline
 from kvgen.measure.timer import cold_bytes, timer_for
+from kvgen.registry.store import packaged_store
 from kvgen.runtime.linear import LinearVariant, load_linear
 from kvgen.spec import LinearShape, LinearSpec
 from kvgen.spec.load import load_as
@@ -89,14 +92,21 @@ def compiled(m: int) -> int:
 
 
 def tried(spec: LinearSpec, rows: int, tries: int) -> list[Schedule]:
-    """The default, and the first two rings of each of the first shapes of CTAs."""
+    """The default, the entries', and the first two rings of each of the first shapes of CTAs."""
     default = next(one for one in CUDA.defaults(spec, TARGET) if rows_of(one.launch) == rows)
     shapes: dict[tuple[int, ...], dict[int, Params]] = {}
     for launch in launches(spec, TARGET, rows):
         shape = tuple(int(launch[name]) for name in ("tiles", "warps_n", "split", "multicast"))
         shapes.setdefault(shape, {}).setdefault(launch.integer("warps_k"), launch)
     first = [ring for rings in list(shapes.values())[:tries] for ring in list(rings.values())[:2]]
-    return list(dict.fromkeys([default, *(Schedule(CUDA.name, NO_LAYOUT, launch) for launch in first)]))
+    return list(dict.fromkeys([default, *(Schedule(CUDA.name, NO_LAYOUT, launch) for launch in [*entries(spec, rows), *first])]))
+
+
+def entries(spec: LinearSpec, rows: int) -> list[Params]:
+    """What entries that ship chose for the matrix and so many rows."""
+    found = [one.entry for one in packaged_store().all() if one.entry is not None and isinstance(one.entry.spec, LinearSpec)]
+    same = [one for one in found if replace(one.spec.linear, epilogue="none") == spec.linear]
+    return [launch.params for one in same for launch in one.launches if rows_of(launch.params) == rows]
 
 
 def measured(
