@@ -300,7 +300,7 @@ def speculate(name: str, options: Namespace, wrote: Callable[[list[Row]], Any]) 
     }  # fmt: skip
     small = {"max_model_len": 2048, "max_num_seqs": 16, "max_logprobs": words, "max_num_batched_tokens": 640, "disable_log_stats": False}
     if not options.tiny:
-        small["gpu_memory_utilization"] = 0.3
+        small["gpu_memory_utilization"] = 0.2  # a process keeps the memory of all its engines
     prompts = [[7919 * i % (words - 3) + 3 + j % (5 + 2 * i) for j in range(n)] for i, n in enumerate(CHECKED)]
     watched, rows, reference = Watched(), list[Row](), dict[str, Any]()
     if name.split("+")[0] in FORMATS:
@@ -334,8 +334,9 @@ def eagle_of(shape: dict[str, Any], folder: Path, dtype: str) -> Path:
     import torch
     from safetensors.torch import load_file, save_file
 
-    config_of({**shape, "num_hidden_layers": 1}, folder, dtype, weights=True)
-    tensors = {name.removeprefix("model."): x for name, x in load_file(folder / "model.safetensors").items() if ".layers." in name}
+    whole = config_of({**shape, "num_hidden_layers": 1}, folder / "whole", dtype, weights=True)
+    config_of({**shape, "num_hidden_layers": 1}, folder, dtype, weights=False)
+    tensors = {name.removeprefix("model."): x for name, x in load_file(whole / "model.safetensors").items() if ".layers." in name}
     tensors = {name: x for name, x in tensors.items() if "input_layernorm" not in name}
     hidden = shape["hidden_size"]
     tensors["fc.weight"] = (torch.randn(hidden, 2 * hidden, generator=torch.Generator().manual_seed(1)) / (2 * hidden) ** 0.5).to(
