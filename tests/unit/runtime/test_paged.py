@@ -107,6 +107,7 @@ ROUTES = SPECS | {
     "cap": {"k": "8t64", "v": "4t32", "softcap": 5.0, "cache": {"quantize": "arrival"}, "q_len": 2},
 }
 ROUTES["cap without flash attention"] = ROUTES["cap"]
+ROUTES["pages of two blocks"] = ROUTES["plain"]
 
 
 def stand_in(
@@ -167,7 +168,8 @@ def test_rows_of_many_tokens_share_calls(name: str, scratch: str, monkeypatch: p
     page of one row.
     """
     spec = spec_of(dtype="float32", page=PAGE, **ROUTES[name])  # type: ignore[arg-type]
-    kernel, random = variant(spec), torch.Generator().manual_seed(1)
+    kernel = variant(spec, (("block", PAGE // 2),) if name == "pages of two blocks" else ())
+    random = torch.Generator().manual_seed(1)
     monkeypatch.setattr(varlen, "ROOM_STEP", 16)
     monkeypatch.setattr(chunks, "BATCH", 3)
     monkeypatch.setattr(chunks, "PASSES", 6)
