@@ -208,7 +208,7 @@ def main() -> None:
             if max(counts) == 1:
                 del curves[table.name]
             print(table.name, len(table.costs), near, *(f"{count:g}" for count in counts), sep="\t", flush=True)
-    if given.picture:
+    if given.picture and curves:
         draw(curves, given.picture)
 
 
