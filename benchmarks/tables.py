@@ -38,6 +38,11 @@ ENGINES = {
 """Caches inside vLLM (vllm_steps.py), as a table names and orders them."""
 STORED = {"": "", "+w4": ", weights of 4 bits"}
 """What may follow the name of one of them."""
+DRAFTS = {
+    "one by one": "none, prompts one by one", "drafts, ngram": "n-grams", "drafts, draft_model": "the model itself",
+    "drafts, eagle": "an EAGLE head of random weights",
+}  # fmt: skip
+"""Cases of vllm_steps.py --speculate."""
 TRACES = {"trace": "42 GiB", "trace, less memory": "36 GiB"}
 """Traces of vllm_steps.py by the memory that vLLM may take: `--memory` of 140 GiB."""
 VARIANTS = ("naive", "tiled", "coarsened", "vectorized", "kvgen")
@@ -277,38 +282,40 @@ def inside_vllm(case: str) -> pd.DataFrame:
 
 
 def vllm() -> str:
-    """Decode steps inside vLLM, and a trace if there is one."""
+    """Decode steps inside vLLM, and traces."""
     body = []
-    for case in ("8x32600", "32x8100", "fitx32600", "8x32600, another run", "8x32600, a run before"):
+    for case in ("8x32600", "32x8100", "fitx32600", "8x32600, another run", "8x32600, a run before", "fitx32600, two GPUs"):
         for row in inside_vllm(case).itertuples():
             held = f"{float(row.tokens) / 1e6:.2f} million"
-            workload = size(int(row.batch), int(row.kv_len)) + (" (most)" if case.startswith("fit") else "".join(case.partition(",")[1:]))
+            most = " (most)" if case.startswith("fit") else ""
+            workload = size(int(row.batch), int(row.kv_len)) + most + "".join(case.partition(",")[1:])
             rate = f"{float(row.tokens_per_s):.0f}"
             body.append([workload, row.name, f"{row.ms:.2f}", rate, row.times, f"{float(row.prefill_s):.1f}", held])
     steps = table(["batch × tokens", "cache", "step, ms", "tokens per second", "times 16 bits", "prefill, s", "tokens that fit"], body)
     trace = [
-        [
-            held,
-            row.name,
-            f"{float(row.tokens_per_s):.0f}",
-            row.times,
-            f"{float(row.tpot_p99_ms):.0f}",
-            f"{float(row.cached):.0%}",
-            row.note or "–",
-        ]
+        [held, row.name, f"{float(row.tokens_per_s):.0f}", row.times, f"{float(row.tpot_p99_ms):.0f}", f"{float(row.first_p50_s):.1f}",
+         f"{float(row.cached):.0%}"]
         for case, held in TRACES.items()
         for row in inside_vllm(case).itertuples()
-    ]
+    ]  # fmt: skip
     header = [
-        "memory",
-        "requests that arrive, cache",
-        "tokens per second",
-        "times 16 bits",
-        "P99 of ms per token",
+        "memory", "requests that arrive, cache", "tokens per second", "times 16 bits", "P99 of ms per token", "first token, median, s",
         "prompt tokens cached",
-        "",
-    ]
-    return steps + ("\n" + table(header, trace) if trace else "")
+    ]  # fmt: skip
+    return steps + "\n" + table(header, trace)
+
+
+def drafts() -> str:
+    """How far answers with drafts inside vLLM, and answers one by one, are from those of the same engine without drafts."""
+    found = frame("h200_vllm.csv")
+    found = found[found["case"].str.startswith("drafts, ") | (found["case"] == "one by one")]
+    body = [
+        [ENGINES[row.engine], DRAFTS[row.case], f"{row.accepted} of {row.drafted}" if row.drafted else "–", row.equal,
+         f"{float(row.mean):.4f}", f"{float(row.most):.2f}", f"{float(row.worst):.4f}" if float(row.worst) else "–"]
+        for row in found.itertuples()
+    ]  # fmt: skip
+    header = ["cache", "drafts of", "accepted", "equal tokens of 360", "log-probabilities apart, mean", "at most", "attention from fp64"]
+    return table(header, body)
 
 
 def sizes() -> str:
@@ -573,8 +580,8 @@ ERRORS = (("error", "error16"), ("row", "row16"))
 """Columns of rounding.py: kvgen's error, and that of attention over 16 bits."""
 TABLES: dict[str, Callable[[], str]] = {
     "serving": serving, "summary": summary, "shapes": shapes, "extend": extend, "plans": plans, "cpu": cpu, "overhead": overhead,
-    "generate": generate, "generate-summary": generate_summary, "vllm": vllm, "preset-sizes": sizes, "blocks": blocks, "accuracy": accuracy,
-    "accuracy-about": accuracy_about, "accuracy-contexts": accuracy_contexts,
+    "generate": generate, "generate-summary": generate_summary, "vllm": vllm, "vllm-drafts": drafts,
+    "preset-sizes": sizes, "blocks": blocks, "accuracy": accuracy, "accuracy-about": accuracy_about, "accuracy-contexts": accuracy_contexts,
     "accuracy-weights": accuracy_weights, "accuracy-weights-about": lambda: accuracy_about(weights=True),
     "accuracy-orders": accuracy_orders, "accuracy-pareto": accuracy_pareto, "rounding": rounding, "linear-speed": linear_speed,
     "cpu-linear": cpu_linear, "entries": entries,
