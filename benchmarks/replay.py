@@ -1,11 +1,11 @@
 """How many trials samplers take to come within 2 % of the best schedule, replayed over tables of all schedules.
 
-    python -m benchmarks.replay TABLE.csv… [--seeds 50] [--ahead 1] [--picture FILE.svg]
+    python -m benchmarks.replay TABLE.csv… [--seeds 50] [--ahead 1] [--random-start] [--picture FILE.svg]
 
 A table is of `benchmarks.exhaustive`.
-Every workload is searched by itself, from the default schedule on (of the column `default`), by
+Every workload is searched by itself, from the default schedule on (of the column `default`; with `--random-start` from any), by
 
-- tpe: `kvgen build`'s sampler, Optuna's TPE moved to the nearest schedule that is valid and untried;
+- build: `kvgen build`'s order, in turns Optuna's TPE and the best so far, moved to the nearest schedule that is valid and untried;
 - gp: the same over Optuna's Gaussian process (`--gp`; slow);
 - evolution: Optuna's NSGA-II over the whole product of the parameters; what is invalid or was tried costs it nothing;
 - nearest: in turns the untried schedule nearest to the best so far, and one at random;
@@ -23,7 +23,7 @@ import csv
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import median
@@ -166,9 +166,9 @@ def by_random(table: Table, seed: int, _: int) -> Order:
 
 
 SAMPLERS: dict[str, Callable[[Table, int, int], Order]] = {
-    "tpe": by_study, "gp": by_gp, "evolution": by_evolution, "nearest": by_nearest, "random": by_random,
+    "build": by_study, "gp": by_gp, "evolution": by_evolution, "nearest": by_nearest, "random": by_random,
 }  # fmt: skip
-LABELS = {"tpe": "TPE, valid (kvgen build)", "gp": "Gaussian process, valid", "evolution": "evolution (NSGA-II)",
+LABELS = {"build": "kvgen build", "gp": "kvgen build with a Gaussian process", "evolution": "evolution (NSGA-II)",
           "nearest": "nearest and random in turns", "random": "random"}  # fmt: skip
 
 
@@ -192,6 +192,7 @@ def main() -> None:
     command.add_argument("--seeds", type=int, default=50)
     command.add_argument("--ahead", type=int, default=1)
     command.add_argument("--gp", action="store_true")
+    command.add_argument("--random-start", action="store_true")
     command.add_argument("--picture", type=Path)
     given = command.parse_args()
     names = [name for name in SAMPLERS if given.gp or name != "gp"]
@@ -202,7 +203,9 @@ def main() -> None:
             near, counts = sum(us <= CLOSE * table.best for us in table.costs.values()), []
             length = min(len(table.costs), 150) if given.picture else 0
             for name in names:
-                runs = [run(table, name, seed, given.ahead, length) for seed in range(given.seeds)]
+                starts = [replace(table, default=random.Random(seed).choice(list(table.costs))) for seed in range(given.seeds)]
+                starts = starts if given.random_start else [table] * given.seeds
+                runs = [run(start, name, seed, given.ahead, length) for seed, start in enumerate(starts)]
                 counts.append(median(reached for reached, _ in runs))
                 curves.setdefault(table.name, {})[name] = [median(each) for each in zip(*(ratios for _, ratios in runs), strict=True)]
             if max(counts) == 1:

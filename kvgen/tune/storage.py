@@ -35,8 +35,8 @@ RECORD, CLAIM = "record", "claim"
 """Attributes of a trial: the measurement; the schedule's id and the time of its claim."""
 STALE_S = 900.0
 """Seconds after which a claim in a shared database is one of a build that died."""
-STARTERS = 8
-"""Trials before the sampler's first guess, which are drawn at random."""
+STARTERS = 16
+"""Trials before the sampler's first guess. Instead of a guess any open schedule is drawn."""
 ATTEMPTS = 3
 """Processes that open a new database at once collide while they create its tables; all but one try again."""
 
@@ -47,9 +47,9 @@ warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning
 class Study:
     """The schedules of one back end at one workload: what was measured, and what is still open.
 
-    `propose` draws from an Optuna sampler and gives the nearest schedule that is open, so that every trial is of one that can be built and
-    that was not tried. Numbers differ by their steps in the order of the space, as a share of all its steps; other values are equal or
-    differ by 1.
+    `propose` gives the open schedule that is nearest to what an Optuna sampler draws, and every other time to the best one so far, so that
+    every trial is of one that can be built and that was not tried. A value that differs adds 1 to the distance, and a number also its steps
+    in the order of the space, as a share of all its steps.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Study:
         self._storage, self._name, self._shared = get_storage(storage), name, shared
         optuna.create_study(storage=self._storage, study_name=name, load_if_exists=True)
         self._id = self._storage.get_study_id_from_name(name)
-        self._random = random.Random(seed)
+        self._random, self._turn = random.Random(seed), 0
         self._axes = {f"{p.part}.{p.name}": _Axis(p.values) for p in parameters}
         self._space = {name: axis.distribution for name, axis in self._axes.items() if axis.steps}
         self._row = {one.id: row for row, one in enumerate(schedules)}
@@ -126,16 +126,29 @@ class Study:
         return news
 
     def propose(self) -> Schedule:
-        """The open schedule that is nearest to what the sampler draws. One must be open."""
-        study = optuna.Study(self._name, self._storage, self._sampler)  # a study remembers the trials that a sampler has seen
-        drawn = self._sampler.sample_relative(study, create_trial(state=TrialState.RUNNING), self._space)
+        """The open schedule that is nearest to the best one, or to what the sampler draws, in turns. One must be open."""
+        self._turn += 1
+        best = self._best() if self._turn % 2 == 0 else None
+        there = self._drawn() if best is None else self._places[best]
         rows = np.flatnonzero(self._open)
-        if drawn:  # else the sampler has seen too few trials
-            there = self._place({name: axis.value(drawn[name]) if name in drawn else axis.values[0] for name, axis in self._axes.items()})
+        if there is not None:
             far = sum(axis.far(self._places[rows, n] - there[n]) for n, axis in enumerate(self._axes.values()))
             rows = rows[far <= np.min(far) + 1e-9]
         schedule: Schedule = self._schedules[self._random.choice(rows)]
         return schedule
+
+    def _best(self) -> int | None:
+        """The row of the fastest schedule, if one was timed."""
+        times = {self._row[key]: one.cost for key, one in self.records.items() if one.timed and key in self._row}
+        return min(times, key=times.__getitem__, default=None)
+
+    def _drawn(self) -> list[int] | None:
+        """Where the sampler wants the next trial, unless it has seen too few."""
+        study = optuna.Study(self._name, self._storage, self._sampler)  # a study remembers the trials that a sampler has seen
+        drawn = self._sampler.sample_relative(study, create_trial(state=TrialState.RUNNING), self._space)
+        if not drawn:
+            return None
+        return self._place({name: axis.value(drawn[name]) if name in drawn else axis.values[0] for name, axis in self._axes.items()})
 
     def claim(self, schedule: Schedule, *, anyway: bool = False) -> bool:
         """Claim a schedule: any one that can be built. False where another process was first; `anyway`: both measure it."""
@@ -232,8 +245,8 @@ class _Axis:
         return value
 
     def far(self, steps: Any) -> Any:
-        """Distances, from 0 to 1, of an array of steps."""
-        return np.abs(steps) / max(1, self.steps) if self._ordinal else steps != 0
+        """Distances, from 0 to 2, of an array of steps."""
+        return (steps != 0) + (np.abs(steps) / max(1, self.steps) if self._ordinal else 0.0)
 
 
 def flatten(schedule: Schedule) -> dict[str, Value]:

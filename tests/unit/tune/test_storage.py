@@ -20,7 +20,7 @@ SPACE = SearchSpace(
     "cpu",
     [
         Parameter("block", "layout", (32, 64), ""),
-        Parameter("threads", "launch", (1, 2, 4), ""),
+        Parameter("threads", "launch", (1, 2, 4, 8, 16), ""),
         Parameter("kind", "launch", ("a", "b"), ""),
     ],
 )
@@ -77,13 +77,25 @@ def test_a_file_that_cannot_be_opened_or_is_damaged_says_where_and_why(tmp_path:
 
 def test_proposals_learn_from_what_was_measured(file: Path):
     found = study(file)
-    for threads in (1, 2, 4):
+    for threads in (1, 2, 4, 8):
         for kind in "ab":
-            found.finish(record(candidate(32, threads, kind), float(threads), "ok" if kind == "a" else "wrong"))
-            found.finish(record(candidate(64, 4, kind), 4.0, "ok" if kind == "a" else "wrong"))
+            for block in (32, 64):
+                found.finish(record(candidate(block, threads, kind), float(threads), "ok" if kind == "a" else "wrong"))
     for _ in range(2):
         found.claim(schedule := found.propose())
         assert schedule.launch["kind"] == "a"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_other_proposal_is_next_to_the_best(file: Path, seed: int):
+    found = study(file, seed)
+    found.finish(record(candidate(64, 2, "b"), 3.0, "wrong"))
+    found.finish(record(candidate(32, 16, "b"), 5.0))
+    found.finish(record(candidate(64, 2, "a"), 4.0))
+    found.claim(found.propose())
+    near = found.propose()
+    assert (near.layout["block"], near.launch["kind"]) == (64, "a")
+    assert near.launch["threads"] in (1, 4)  # a step of a quarter of their range
 
 
 def test_another_host_sees_what_is_measured(tmp_path: Path):
