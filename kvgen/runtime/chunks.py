@@ -85,20 +85,21 @@ class Chunks:
 
     @staticmethod
     def of(calls: PagedCalls, kernel: Calls | None) -> Chunks | None:
-        """Those of a kernel, by default that of `calls`; None where residuals keep more than what fills no block, or pages have several.
-        Raises ValueError for a kernel of another cache.
-        """
+        """Those of a kernel, by default that of `calls`, if it can have any. Raises ValueError for one that cannot, or of another cache."""
         own = calls.kernel
         if kernel is not None and cache_id(kernel.spec, kernel.layout) != cache_id(own.spec, own.layout):
             raise ValueError("chunks must be a kernel of the same cache, for more query tokens")
-        cache = own.spec.cache
-        if cache.sink or cache.local or cache.rollback:
-            if kernel is not None:
-                raise ValueError("chunks need a format without cache.sink, cache.local and cache.rollback")
-            return None
-        if residual_rows(own.spec, own.layout.tokens).rows not in (0, calls.page):
-            return None
-        return Chunks(calls, kernel or own)
+        if Chunks.fit(own, calls.page):
+            return Chunks(calls, kernel or own)
+        if kernel is not None:
+            raise ValueError("chunks need a format without cache.sink, cache.local and cache.rollback; with a residual, pages of one block")
+        return None
+
+    @staticmethod
+    def fit(kernel: Calls, page: int) -> bool:
+        """Whether a piece has all that a row of the cache has: it has no residual, or one of at most a page."""
+        cache, rows = kernel.spec.cache, residual_rows(kernel.spec, kernel.layout.tokens).rows
+        return rows in (0, page) and not (cache.sink or cache.local or cache.rollback)
 
     def serves(self, count: int) -> bool:
         """Whether rows of so many query tokens are worth it."""

@@ -114,8 +114,8 @@ class PagedCalls:
         On a GPU, `chunks` is a kernel of the same cache for more query tokens, which serves rows of more than a few of them; `flash` a
         varlen kernel for long ones instead of torch's flash attention (`kvgen.runtime.varlen.Flash`).
 
-        Raises ValueError for a contiguous format, for `chunks` of another cache and for sizes below 1, TypeError for sizes that are no
-        integers.
+        Raises ValueError for a contiguous format, for `chunks` of another cache or of one that has none (`Chunks.fit`), and for sizes below
+        1, TypeError for sizes that are no integers.
         """
         spec = kernel.spec
         if spec.cache.page is None:

@@ -121,12 +121,12 @@ class Format:
         return self._kernels[page]
 
     def chunks(self, page: int, device: Any) -> Any:
-        """The kernel of the same cache for rows of more tokens than a decode step has, on a GPU; None where the format has none."""
+        """The kernel of the same cache for rows of more tokens than a decode step has, on a GPU; None where it could not serve them."""
         from kvgen.api import get_kernel
+        from kvgen.runtime.chunks import Chunks
 
         spec = self.spec(page)
-        cache = spec.cache
-        if device.type != "cuda" or cache.sink or cache.local or cache.rollback or spec.attention.q_len == MOST_Q:
+        if device.type != "cuda" or spec.attention.q_len == MOST_Q or not Chunks.fit(self.kernel(page), page):
             return None
         return get_kernel(replace(spec, attention=replace(spec.attention, q_len=MOST_Q)))
 

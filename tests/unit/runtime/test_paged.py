@@ -5,6 +5,7 @@ a GPU's route for rows of many tokens, with its FlashAttention stood in for.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
@@ -216,3 +217,13 @@ def test_rows_of_many_tokens_share_calls(name: str, scratch: str, monkeypatch: p
                 want = attend(q[None, mine], k[None, mine], v[None, mine], after[b : b + 1], scale=0.2, **masks)[0][0]
             assert relative_l2(fresh[mine], want) <= tolerance(kernel.dtype), (counts, b)
         before = after
+
+
+@pytest.mark.parametrize(
+    ("name", "blocks", "fit"), [("plain", 1, True), ("plain", 2, False), ("rotated", 2, True), ("unquantized", 1, False)]
+)
+def test_a_kernel_of_chunks_is_refused_where_none_can_be(name: str, blocks: int, fit: bool) -> None:
+    kernel = variant(spec_of(dtype="float32", page=PAGE, **ROUTES[name]), (("block", PAGE // blocks),))  # type: ignore[arg-type]
+    assert chunks.Chunks.fit(kernel, PAGE) == fit
+    with nullcontext() if fit else pytest.raises(ValueError, match="chunks need a format without cache.sink"):
+        PagedCalls(kernel, 5, MAX_LEN)._route(kernel, None)
