@@ -6,7 +6,6 @@ A table is of `benchmarks.exhaustive`.
 Every workload is searched by itself, from the default schedule on (of the column `default`; with `--random-start` from any), by
 
 - build: `kvgen build`'s order, in turns Optuna's TPE and the best so far, moved to the nearest schedule that is valid and untried;
-- gp: the same over Optuna's Gaussian process (`--gp`; slow);
 - evolution: Optuna's NSGA-II over the whole product of the parameters; what is invalid or was tried costs it nothing;
 - nearest: in turns the untried schedule nearest to the best so far, and one at random;
 - random: a random order.
@@ -30,7 +29,7 @@ from statistics import median
 
 import optuna
 from optuna.distributions import CategoricalDistribution
-from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler
+from optuna.samplers import NSGAIISampler
 from optuna.storages import InMemoryStorage
 from optuna.trial import TrialState
 
@@ -113,8 +112,8 @@ def _value(text: str) -> Value:
 Order = Iterator[Schedule]
 
 
-def by_study(table: Table, seed: int, ahead: int, sampler: BaseSampler | None = None) -> Order:
-    study = Study(InMemoryStorage(), "replay", list(table.costs), table.parameters, seed, sampler=sampler)
+def by_study(table: Table, seed: int, ahead: int) -> Order:
+    study = Study(InMemoryStorage(), "replay", list(table.costs), table.parameters, seed)
     study.claim(table.default)
     pending = [table.default]
     while pending:
@@ -124,10 +123,6 @@ def by_study(table: Table, seed: int, ahead: int, sampler: BaseSampler | None = 
         while study.left and len(pending) < ahead:
             pending.append(study.propose())
             study.claim(pending[-1])
-
-
-def by_gp(table: Table, seed: int, ahead: int) -> Order:
-    return by_study(table, seed, ahead, GPSampler(seed=seed, n_startup_trials=8))
 
 
 def by_evolution(table: Table, seed: int, _: int) -> Order:
@@ -166,9 +161,9 @@ def by_random(table: Table, seed: int, _: int) -> Order:
 
 
 SAMPLERS: dict[str, Callable[[Table, int, int], Order]] = {
-    "build": by_study, "gp": by_gp, "evolution": by_evolution, "nearest": by_nearest, "random": by_random,
+    "build": by_study, "evolution": by_evolution, "nearest": by_nearest, "random": by_random,
 }  # fmt: skip
-LABELS = {"build": "kvgen build", "gp": "kvgen build with a Gaussian process", "evolution": "evolution (NSGA-II)",
+LABELS = {"build": "kvgen build", "evolution": "evolution (NSGA-II)",
           "nearest": "nearest and random in turns", "random": "random"}  # fmt: skip
 
 
@@ -191,18 +186,16 @@ def main() -> None:
     command.add_argument("tables", nargs="+", type=Path)
     command.add_argument("--seeds", type=int, default=50)
     command.add_argument("--ahead", type=int, default=1)
-    command.add_argument("--gp", action="store_true")
     command.add_argument("--random-start", action="store_true")
     command.add_argument("--picture", type=Path)
     given = command.parse_args()
-    names = [name for name in SAMPLERS if given.gp or name != "gp"]
     curves: dict[str, dict[str, list[float]]] = {}
-    print("table", "schedules", "near the best", *names, sep="\t")
+    print("table", "schedules", "near the best", *SAMPLERS, sep="\t")
     for file in given.tables:
         for table in tables(file):
             near, counts = sum(us <= CLOSE * table.best for us in table.costs.values()), []
             length = min(len(table.costs), 150) if given.picture else 0
-            for name in names:
+            for name in SAMPLERS:
                 starts = [replace(table, default=random.Random(seed).choice(list(table.costs))) for seed in range(given.seeds)]
                 starts = starts if given.random_start else [table] * given.seeds
                 runs = [run(start, name, seed, given.ahead, length) for seed, start in enumerate(starts)]

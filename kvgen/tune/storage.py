@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
-from optuna.samplers import BaseSampler, TPESampler
+from optuna.samplers import TPESampler
 from optuna.storages import BaseStorage, RDBStorage, get_storage
 from optuna.trial import TrialState, create_trial
 from sqlalchemy.engine import make_url
@@ -61,13 +61,12 @@ class Study:
         seed: int,
         *,
         shared: bool = False,
-        sampler: BaseSampler | None = None,
     ) -> None:
         """A study by this name, created if there is none. `shared`: other processes may use it at the same time.
 
         Raises HostError where it holds what is no measurement.
         """
-        self._sampler = sampler or TPESampler(seed=seed, multivariate=True, constant_liar=False, n_startup_trials=STARTERS)
+        self._sampler = TPESampler(seed=seed, multivariate=True, constant_liar=False, n_startup_trials=STARTERS)
         self._storage, self._name, self._shared = get_storage(storage), name, shared
         optuna.create_study(storage=self._storage, study_name=name, load_if_exists=True)
         self._id = self._storage.get_study_id_from_name(name)
