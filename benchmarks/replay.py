@@ -196,8 +196,8 @@ def main() -> None:
             near, counts = sum(us <= CLOSE * table.best for us in table.costs.values()), []
             length = min(len(table.costs), 150) if given.picture else 0
             for name in SAMPLERS:
-                starts = [replace(table, default=random.Random(seed).choice(list(table.costs))) for seed in range(given.seeds)]
-                starts = starts if given.random_start else [table] * given.seeds
+                drawn = (replace(table, default=random.Random(seed).choice(list(table.costs))) for seed in range(given.seeds))
+                starts = drawn if given.random_start else [table] * given.seeds
                 runs = [run(start, name, seed, given.ahead, length) for seed, start in enumerate(starts)]
                 counts.append(median(reached for reached, _ in runs))
                 curves.setdefault(table.name, {})[name] = [median(each) for each in zip(*(ratios for _, ratios in runs), strict=True)]

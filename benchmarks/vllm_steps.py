@@ -86,9 +86,9 @@ SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 CASES = "8x32600", "32x8100", "fitx32600"
 ARRIVAL = FORMATS.keys() - {"int2"}
 """Formats whose pages hold all of a request."""
-DRAFTED = 3.0
-"""Of what drafts change, times what serving the prompts one by one changes: products of another number of rows round differently, and where
-a rounded key is near the border of two codes, it gets the other.
+DRAFTED = 2.0
+"""Of the most that drafts change, times what serving the prompts one by one changes: products of another number of rows round differently,
+and where a rounded key is near the border of two codes, it gets the other.
 """
 COUNTED = {"drafted": "draft", "accepted": "accepted"}
 """Columns, by what vLLM's metrics call these tokens."""
@@ -331,9 +331,9 @@ def speculate(name: str, options: Namespace, wrote: Callable[[list[Row]], Any]) 
         row |= {"mean": round(mean, 5), "worst": round(watched.worst, 6), "rows": watched.rows, **drafted, "graphs": str(mode)}
         bad = watched.worst > WORST
         if drafted:
-            bad = bad or not drafted["drafted"] or (name in {*ARRIVAL, "auto"} and mean > DRAFTED * apart)
+            bad = bad or not drafted["drafted"] or (name in {*ARRIVAL, "auto"} and most > DRAFTED * apart)
         else:
-            apart = max(mean, 1e-4)
+            apart = max(most, 1e-3)
         rows.append(row | {"note": WRONG if bad else ""})
         wrote(rows)
         del llm

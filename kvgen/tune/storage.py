@@ -127,19 +127,15 @@ class Study:
     def propose(self) -> Schedule:
         """The open schedule that is nearest to the best one, or to what the sampler draws, in turns. One must be open."""
         self._turn += 1
-        best = self._best() if self._turn % 2 == 0 else None
-        there = self._drawn() if best is None else self._places[best]
+        timed = [key for key, one in self.records.items() if one.timed and key in self._row]
+        best = min(timed, key=lambda key: self.records[key].cost, default=None)
+        there = self._drawn() if best is None or self._turn % 2 else self._places[self._row[best]]
         rows = np.flatnonzero(self._open)
         if there is not None:
             far = sum(axis.far(self._places[rows, n] - there[n]) for n, axis in enumerate(self._axes.values()))
             rows = rows[far <= np.min(far) + 1e-9]
         schedule: Schedule = self._schedules[self._random.choice(rows)]
         return schedule
-
-    def _best(self) -> int | None:
-        """The row of the fastest schedule, if one was timed."""
-        times = {self._row[key]: one.cost for key, one in self.records.items() if one.timed and key in self._row}
-        return min(times, key=times.__getitem__, default=None)
 
     def _drawn(self) -> list[int] | None:
         """Where the sampler wants the next trial, unless it has seen too few."""
