@@ -304,6 +304,8 @@ class _Build:
                     break
             for candidate in candidates:
                 queue.start(candidate.schedule)
+            for schedule in self.found[0].defaults:  # those that serve other calls are ready when the decision is made
+                queue.start(schedule)
             entrants, left_out = [], {}
             for candidate in candidates:
                 try:

@@ -286,6 +286,20 @@ def test_defaults_that_serve_other_calls_are_registered_if_they_are_right(place:
     assert any("which serves other calls, is left out: wrong" in note for note in result.notes)
 
 
+def test_defaults_that_may_serve_other_calls_are_compiled_while_the_finalists_are_timed(place: Place, compiled: list[str]):
+    class Watching(FakeRunner):
+        def final(self, entrants: Sequence[tuple[Candidate, Artifact]], seconds: float | None) -> list[Measurement]:
+            for _ in range(1000):
+                if len(set(compiled)) < 3:
+                    sleep(0.01)
+            self.ready = len(set(compiled))
+            return super().final(entrants, seconds)
+
+    runner = Watching()
+    place.tune(runner, trials=1, backends=[SeveralDefaults()])
+    assert runner.ready == 3
+
+
 def test_progress_tells_best_failures_and_the_end(place: Place):
     seen: list[Progress] = []
     place.tune(FakeRunner(outcome=lambda candidate: "crash" if candidate.schedule.launch["threads"] == 8 else "ok"), progress=seen.append)
