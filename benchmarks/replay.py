@@ -11,8 +11,8 @@ Every workload is searched by itself, from the default schedule on (of the colum
 - random: a random order.
 
 `--ahead`: measurements that are under way when the next schedule is chosen, as compilers that run in parallel have them. Prints a row per
-workload: schedules, and the median number of trials by sampler. A picture has the median of the best time so far over the least, by trials,
-where the default is not within 2 % already.
+workload: the schedules; the default's and the median time over the least; the median number of trials by sampler. A picture has the median
+of the best time so far over the least, by trials, where the default is not within 2 % already.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ def main() -> None:
     command.add_argument("--picture", type=Path)
     given = command.parse_args()
     curves: dict[str, dict[str, list[float]]] = {}
-    print("table", "schedules", "near the best", *SAMPLERS, sep="\t")
+    print("table", "schedules", "near the best", "default", "median", *SAMPLERS, sep="\t")
     for file in given.tables:
         for table in tables(file):
             near, counts = sum(us <= CLOSE * table.best for us in table.costs.values()), []
@@ -203,7 +203,8 @@ def main() -> None:
                 curves.setdefault(table.name, {})[name] = [median(each) for each in zip(*(ratios for _, ratios in runs), strict=True)]
             if max(counts) == 1:
                 del curves[table.name]
-            print(table.name, len(table.costs), near, *(f"{count:g}" for count in counts), sep="\t", flush=True)
+            over = (f"{us / table.best:.3f}" for us in (table.costs[table.default], median(table.costs.values())))
+            print(table.name, len(table.costs), near, *over, *(f"{count:g}" for count in counts), sep="\t", flush=True)
     if given.picture and curves:
         draw(curves, given.picture)
 
