@@ -221,7 +221,9 @@ class _Build:
                 last = self._final(second)
             except KeyboardInterrupt:
                 interrupted = True
-            return self._decide(last, second, interrupted=interrupted)
+            result = self._decide(last, second, interrupted=interrupted)
+            second.stop()  # a default that is still compiled serves no call
+            return result
 
     # --- the search ----------------------------------------------------------------------------------------------------
 
