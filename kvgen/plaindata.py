@@ -7,6 +7,7 @@ from functools import cache
 from typing import Annotated, Any, TypeVar
 
 from pydantic import PlainSerializer, TypeAdapter, ValidationError
+from pydantic_core import PydanticSerializationError
 
 J = TypeVar("J", bound="Json")
 
@@ -24,7 +25,12 @@ class Json:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; `from_json` reads it back."""
-        data: dict[str, Any] = adapter(type(self)).dump_python(self, mode="json", by_alias=True)
+        try:
+            data: dict[str, Any] = adapter(type(self)).dump_python(self, mode="json", by_alias=True)
+        except PydanticSerializationError as error:  # pydantic wraps whatever ends one of our serializers, Ctrl-C too
+            if isinstance(error.__cause__, KeyboardInterrupt):
+                raise error.__cause__ from None
+            raise
         return data
 
     @classmethod

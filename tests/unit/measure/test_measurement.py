@@ -3,12 +3,14 @@ from __future__ import annotations
 import json
 import math
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from kvgen.errors import MeasureError
+from kvgen.lower.schedule import Params
 from kvgen.measure import measurement
 from kvgen.measure.measurement import Job, Measurement, TimingPolicy, compare, fingerprint
 from kvgen.spec import Workload
@@ -27,6 +29,15 @@ def test_jobs_and_measurements_cross_processes_as_json() -> None:
     with pytest.raises(ValueError, match="kind: Input should be 'ok'"):
         Measurement.from_json({**GOOD.to_json(), "kind": "good"})
     assert (job.device, replace(job, target="sm90").device) == ("cpu", "cuda")
+
+
+def test_ctrl_c_while_one_is_written_is_no_error_of_the_writer() -> None:
+    class Interrupted(Params):
+        def __iter__(self) -> Iterator[str]:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        replace(GOOD, schedule=replace(naive_schedule(), launch=Interrupted())).to_json()
 
 
 def test_figures_follow_from_the_samples() -> None:
