@@ -5,9 +5,9 @@
 A table is of `benchmarks.exhaustive`.
 Every workload is searched by itself, from the default schedule on (of the column `default`; with `--random-start` from any), by
 
-- build: `kvgen build`'s order, in turns Optuna's TPE and the best so far, moved to the nearest schedule that is valid and untried;
-- evolution: Optuna's NSGA-II over the whole product of the parameters; what is invalid or was tried costs it nothing;
-- nearest: in turns the untried schedule nearest to the best so far, and one at random;
+- build: `kvgen build`'s order, by the expected improvement of a Gaussian process;
+- tpe: in turns Optuna's TPE and the best so far, moved to the nearest schedule that is valid and untried;
+- evolution: Optuna's NSGA-II over the whole product of the parameters, up to 2,000 draws; what is invalid or was tried costs it nothing;
 - random: a random order.
 
 `--ahead`: measurements that are under way when the next schedule is chosen, as compilers that run in parallel have them. Prints a row per
@@ -28,10 +28,10 @@ from pathlib import Path
 from statistics import median
 
 import optuna
-from optuna.distributions import CategoricalDistribution
-from optuna.samplers import NSGAIISampler
+from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
+from optuna.samplers import NSGAIISampler, TPESampler
 from optuna.storages import InMemoryStorage
-from optuna.trial import TrialState
+from optuna.trial import TrialState, create_trial
 
 from kvgen.lower.schedule import Params, Schedule, Value
 from kvgen.lower.space import Parameter
@@ -40,6 +40,7 @@ from kvgen.spec import Workload
 from kvgen.tune.storage import Study, flatten
 
 CLOSE = 1.02
+DRAWS = 2000
 BACKEND = "table"
 WORK = Workload(batch=1, kv_len=1)
 
@@ -68,15 +69,29 @@ class Table:
         return min(self.costs.values())
 
     @cached_property
-    def places(self) -> dict[Schedule, list[int]]:
-        """Of each schedule, the places of its values in the order of the space."""
-        axes = {f"{p.part}.{p.name}": p.values for p in self.parameters}
-        return {one: [values.index(flatten(one)[name]) for name, values in axes.items()] for one in self.costs}
+    def axes(self) -> dict[str, BaseDistribution]:
+        """Of each parameter, the places of its values in the order of the space."""
+        found = {}
+        for parameter in self.parameters:
+            last = len(parameter.values) - 1
+            numbers = all(type(value) is int for value in parameter.values)
+            found[f"{parameter.part}.{parameter.name}"] = IntDistribution(0, last) if numbers else CategoricalDistribution(range(last + 1))
+        return found
 
-    def far(self, one: Schedule, other: Schedule) -> tuple[int, int]:
-        """In how many parameters two schedules differ, and by how many steps."""
-        steps = [abs(here - there) for here, there in zip(self.places[one], self.places[other], strict=True)]
-        return sum(step > 0 for step in steps), sum(steps)
+    @cached_property
+    def places(self) -> dict[Schedule, dict[str, int]]:
+        """Of each schedule, the places of its values."""
+        values = dict(zip(self.axes, (parameter.values for parameter in self.parameters), strict=True))
+        flat = {one: flatten(one) for one in self.costs}
+        return {one: {name: values[name].index(has[name]) for name in values} for one, has in flat.items()}
+
+    def far(self, one: Mapping[str, int], other: Mapping[str, int]) -> float:
+        """A value that differs adds 1, and a number also its steps, as a share of all its steps."""
+        far = 0.0
+        for name, axis in self.axes.items():
+            step = abs(one[name] - other[name])
+            far += (step > 0) + (step / max(1, axis.high) if isinstance(axis, IntDistribution) else 0.0)
+        return far
 
 
 def tables(file: Path) -> Iterator[Table]:
@@ -125,33 +140,42 @@ def by_study(table: Table, seed: int, ahead: int) -> Order:
             study.claim(pending[-1])
 
 
+def by_tpe(table: Table, seed: int, _: int) -> Order:
+    sampler, draw = TPESampler(seed=seed, multivariate=True, n_startup_trials=16), random.Random(seed)
+    study, chosen, best, todo = optuna.create_study(sampler=sampler), table.default, table.default, dict.fromkeys(table.costs)
+    while True:
+        yield chosen
+        del todo[chosen]
+        study.add_trial(create_trial(params=table.places[chosen], distributions=table.axes, value=table.costs[chosen]))
+        best = min(best, chosen, key=table.costs.__getitem__)
+        if not todo:
+            return
+        there: Mapping[str, int] = table.places[best]
+        if len(todo) % 2:
+            drawn = study.ask(table.axes)
+            study.tell(drawn, state=TrialState.FAIL)
+            there = drawn.params
+        far = {one: table.far(table.places[one], there) for one in todo}
+        least = min(far.values()) + 1e-9
+        chosen = draw.choice([one for one, distance in far.items() if distance <= least])
+
+
 def by_evolution(table: Table, seed: int, _: int) -> Order:
     study = optuna.create_study(sampler=NSGAIISampler(seed=seed, population_size=16))
-    space = {f"{p.part}.{p.name}": CategoricalDistribution(p.values) for p in table.parameters}
+    at = {tuple(places.values()): schedule for schedule, places in table.places.items()}
     seen = {table.default}
     yield table.default
-    study.enqueue_trial(flatten(table.default))
-    for _ in range(20 * len(table.costs)):
-        trial = study.ask(space)
-        schedule = unflatten(BACKEND, trial.params)
-        if schedule not in table.costs:
+    study.enqueue_trial(table.places[table.default])
+    for _ in range(DRAWS):
+        trial = study.ask(table.axes)
+        schedule = at.get(tuple(trial.params[name] for name in table.axes))
+        if schedule is None:
             study.tell(trial, state=TrialState.PRUNED)
             continue
         study.tell(trial, table.costs[schedule])
         if schedule not in seen:
             seen.add(schedule)
             yield schedule
-
-
-def by_nearest(table: Table, seed: int, _: int) -> Order:
-    draw, todo, best = random.Random(seed), [one for one in table.costs if one != table.default], table.default
-    draw.shuffle(todo)
-    yield best
-    while todo:
-        chosen = min(todo, key=lambda one: table.far(one, best)) if len(todo) % 2 else todo[0]
-        todo.remove(chosen)
-        best = min(best, chosen, key=table.costs.__getitem__)
-        yield chosen
 
 
 def by_random(table: Table, seed: int, _: int) -> Order:
@@ -161,10 +185,9 @@ def by_random(table: Table, seed: int, _: int) -> Order:
 
 
 SAMPLERS: dict[str, Callable[[Table, int, int], Order]] = {
-    "build": by_study, "evolution": by_evolution, "nearest": by_nearest, "random": by_random,
+    "build": by_study, "tpe": by_tpe, "evolution": by_evolution, "random": by_random,
 }  # fmt: skip
-LABELS = {"build": "kvgen build", "evolution": "evolution (NSGA-II)",
-          "nearest": "nearest and random in turns", "random": "random"}  # fmt: skip
+LABELS = {"build": "kvgen build", "tpe": "TPE and nearest in turns", "evolution": "evolution (NSGA-II)", "random": "random"}
 
 
 def run(table: Table, sampler: str, seed: int, ahead: int, curve: int = 0) -> tuple[int, list[float]]:

@@ -1,4 +1,4 @@
-"""Which candidate is measured next, of all back ends and workloads of a spec; each study's sampler knows which schedules are likely.
+"""Which candidate is measured next, of all back ends and workloads of a spec; each study's model knows which schedules are likely.
 
 The workload with the fewest measurements is next, in this build or in earlier ones, and at it the back end with the fewest. Every other
 candidate is a launch that did well at another workload, which is compiled already, and whose layout is then known at all of them. A back

@@ -7,6 +7,7 @@ running trial, which its measurement completes, so that builds divide the space;
 
 from __future__ import annotations
 
+import math
 import random
 import sqlite3
 import time
@@ -19,7 +20,6 @@ from typing import Any
 import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
-from optuna.samplers import TPESampler
 from optuna.storages import BaseStorage, RDBStorage, get_storage
 from optuna.trial import TrialState, create_trial
 from sqlalchemy.engine import make_url
@@ -30,13 +30,14 @@ from kvgen.extras import require
 from kvgen.lower.schedule import Schedule, Value
 from kvgen.lower.space import Parameter
 from kvgen.measure.measurement import Measurement
+from kvgen.tune.surrogate import Surrogate
 
 RECORD, CLAIM = "record", "claim"
 """Attributes of a trial: the measurement; the schedule's id and the time of its claim."""
 STALE_S = 900.0
 """Seconds after which a claim in a shared database is one of a build that died."""
-STARTERS = 16
-"""Trials before the sampler's first guess. Instead of a guess any open schedule is drawn."""
+STARTERS = 4
+"""Measurements before the model's first guess."""
 ATTEMPTS = 3
 """Processes that open a new database at once collide while they create its tables; all but one try again."""
 
@@ -47,9 +48,7 @@ warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning
 class Study:
     """The schedules of one back end at one workload: what was measured, and what is still open.
 
-    `propose` gives the open schedule that is nearest to what an Optuna sampler draws, and every other time to the best one so far, so that
-    every trial is of one that can be built and that was not tried. A value that differs adds 1 to the distance, and a number also its steps
-    in the order of the space, as a share of all its steps.
+    `propose` gives an open schedule, so that every trial is of one that can be built and that was not tried.
     """
 
     def __init__(
@@ -66,16 +65,16 @@ class Study:
 
         Raises HostError where it holds what is no measurement.
         """
-        self._sampler = TPESampler(seed=seed, multivariate=True, constant_liar=False, n_startup_trials=STARTERS)
         self._storage, self._name, self._shared = get_storage(storage), name, shared
         optuna.create_study(storage=self._storage, study_name=name, load_if_exists=True)
         self._id = self._storage.get_study_id_from_name(name)
-        self._random, self._turn = random.Random(seed), 0
+        self._random = random.Random(seed)
         self._axes = {f"{p.part}.{p.name}": _Axis(p.values) for p in parameters}
-        self._space = {name: axis.distribution for name, axis in self._axes.items() if axis.steps}
         self._row = {one.id: row for row, one in enumerate(schedules)}
         self._schedules, self._open = list(schedules), np.ones(len(schedules), bool)
-        self._places = np.array([self._place(flatten(one)) for one in schedules], float).reshape(len(schedules), len(self._axes))
+        places = [[axis.values.index(flatten(one)[name]) for name, axis in self._axes.items()] for one in schedules]
+        steps = [len(axis.values) - 1 if axis.ordinal else 0 for axis in self._axes.values()]
+        self._model = Surrogate(places, steps)
         self._claims: dict[str, int | None] = {}
         """Of this process, by the schedule's id: the running trial in a shared storage."""
         self._waiting: dict[str, int] = {}
@@ -125,25 +124,16 @@ class Study:
         return news
 
     def propose(self) -> Schedule:
-        """The open schedule that is nearest to the best one, or to what the sampler draws, in turns. One must be open."""
-        self._turn += 1
-        timed = [key for key, one in self.records.items() if one.timed and key in self._row]
-        best = min(timed, key=lambda key: self.records[key].cost, default=None)
-        there = self._drawn() if best is None or self._turn % 2 else self._places[self._row[best]]
+        """The open schedule that is expected to gain most over the best one, or any while too few are measured. One must be open."""
         rows = np.flatnonzero(self._open)
-        if there is not None:
-            far = sum(axis.far(self._places[rows, n] - there[n]) for n, axis in enumerate(self._axes.values()))
-            rows = rows[far <= np.min(far) + 1e-9]
+        costs = {self._row[key]: one.cost for key, one in self.records.items() if key in self._row}
+        if len(costs) >= STARTERS and math.isfinite(min(costs.values())):
+            pending = np.flatnonzero(~self._open)
+            pending = pending[~np.isin(pending, list(costs))]
+            gains = self._model.improvements(rows, np.array(list(costs)), np.array(list(costs.values())), pending)
+            rows = rows[gains >= gains.max() - 1e-12]
         schedule: Schedule = self._schedules[self._random.choice(rows)]
         return schedule
-
-    def _drawn(self) -> list[int] | None:
-        """Where the sampler wants the next trial, unless it has seen too few."""
-        study = optuna.Study(self._name, self._storage, self._sampler)  # a study remembers the trials that a sampler has seen
-        drawn = self._sampler.sample_relative(study, create_trial(state=TrialState.RUNNING), self._space)
-        if not drawn:
-            return None
-        return self._place({name: axis.value(drawn[name]) if name in drawn else axis.values[0] for name, axis in self._axes.items()})
 
     def claim(self, schedule: Schedule, *, anyway: bool = False) -> bool:
         """Claim a schedule: any one that can be built. False where another process was first; `anyway`: both measure it."""
@@ -168,7 +158,7 @@ class Study:
         self._set_open(schedule.id, True)
 
     def finish(self, record: Measurement) -> None:
-        """Store a measurement. A failure is a pruned trial: the sampler learns from it."""
+        """Store a measurement. A failure is a pruned trial."""
         schedule = record.candidate.schedule
         state, cost = (TrialState.COMPLETE, record.cost) if record.timed else (TrialState.PRUNED, None)
         trial, stored = self._claims.pop(schedule.id, None), {RECORD: record.to_json()}
@@ -197,7 +187,7 @@ class Study:
         return any(one.number < number and one.user_attrs.get(CLAIM, ("",))[0] == schedule.id for one in others)
 
     def _create(self, schedule: Schedule, state: TrialState, attributes: dict[str, Any], cost: float | None = None) -> int:
-        params = {name: self._axes[name].drawn(value) for name, value in flatten(schedule).items()}
+        params = {name: self._axes[name].stored(value) for name, value in flatten(schedule).items()}
         distributions = {name: axis.distribution for name, axis in self._axes.items()}
         trial = create_trial(state=state, value=cost, params=params, distributions=distributions, user_attrs=attributes)
         return self._storage.create_new_trial(self._id, trial)
@@ -218,30 +208,19 @@ class Study:
         if key in self._row:
             self._open[self._row[key]] = state
 
-    def _place(self, params: Mapping[str, Value]) -> list[int]:
-        return [axis.values.index(params[name]) for name, axis in self._axes.items()]
-
 
 class _Axis:
-    """A parameter as Optuna's samplers see it: a number by its place in the order of the space, anything else as it is."""
+    """A parameter as Optuna knows it: a number by its place in the order of the space, anything else as it is."""
 
     def __init__(self, values: tuple[Value, ...]) -> None:
-        self.values, self.steps = values, len(values) - 1
-        self._ordinal = all(type(value) is int for value in values)
-        self.distribution: BaseDistribution = IntDistribution(0, self.steps) if self._ordinal else CategoricalDistribution(values)
+        self.values = values
+        self.ordinal = all(type(value) is int for value in values)
+        last = len(values) - 1
+        self.distribution: BaseDistribution = IntDistribution(0, last) if self.ordinal else CategoricalDistribution(values)
 
-    def drawn(self, value: Value) -> Value:
-        """What a sampler calls a value."""
-        return self.values.index(value) if self._ordinal else value
-
-    def value(self, drawn: Any) -> Value:
-        """Inverse of `drawn`."""
-        value: Value = self.values[drawn] if self._ordinal else drawn
-        return value
-
-    def far(self, steps: Any) -> Any:
-        """Distances, from 0 to 2, of an array of steps."""
-        return (steps != 0) + (np.abs(steps) / max(1, self.steps) if self._ordinal else 0.0)
+    def stored(self, value: Value) -> Value:
+        """What a trial has of a value."""
+        return self.values.index(value) if self.ordinal else value
 
 
 def flatten(schedule: Schedule) -> dict[str, Value]:

@@ -74,7 +74,7 @@ def test_every_candidate_is_given_once_and_no_trial_fails(backends: tuple[str, .
 
 
 @pytest.mark.parametrize(("ahead", "share"), [(1, 0.5), (8, 0.75)])
-def test_the_sampler_comes_near_the_best_in_half_of_the_trials_of_a_random_order(ahead: int, share: float):
+def test_the_search_comes_near_the_best_in_half_of_the_trials_of_a_random_order(ahead: int, share: float):
     """And in three quarters with eight candidates on their way. Medians over seeds."""
     every = schedules()
 

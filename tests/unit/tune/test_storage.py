@@ -86,18 +86,6 @@ def test_proposals_learn_from_what_was_measured(file: Path):
         assert schedule.launch["kind"] == "a"
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_every_other_proposal_is_next_to_the_best(file: Path, seed: int):
-    found = study(file, seed)
-    found.finish(record(candidate(64, 2, "b"), 3.0, "wrong"))
-    found.finish(record(candidate(32, 16, "b"), 5.0))
-    found.finish(record(candidate(64, 2, "a"), 4.0))
-    found.claim(found.propose())
-    near = found.propose()
-    assert (near.layout["block"], near.launch["kind"]) == (64, "a")
-    assert near.launch["threads"] in (1, 4)  # a step of a quarter of their range
-
-
 def test_another_host_sees_what_is_measured(tmp_path: Path):
     url = f"sqlite:///{tmp_path / 'studies.db'}"
     one, other = (study(open_database(url), seed, shared=True) for seed in (0, 1))
