@@ -21,6 +21,7 @@ import argparse
 import csv
 import math
 import random
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -212,12 +213,13 @@ def main() -> None:
     command.add_argument("--random-start", action="store_true")
     command.add_argument("--picture", type=Path)
     given = command.parse_args()
+    warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # of TPE over several parameters at once
     curves: dict[str, dict[str, list[float]]] = {}
     print("table", "schedules", "near the best", "default", "median", *SAMPLERS, sep="\t")
     for file in given.tables:
         for table in tables(file):
             near, counts = sum(us <= CLOSE * table.best for us in table.costs.values()), []
-            length = min(len(table.costs), 150) if given.picture else 0
+            length = min(len(table.costs), 64) if given.picture else 0
             for name in SAMPLERS:
                 drawn = (replace(table, default=random.Random(seed).choice(list(table.costs))) for seed in range(given.seeds))
                 starts = drawn if given.random_start else [table] * given.seeds

@@ -11,7 +11,6 @@ import math
 import random
 import sqlite3
 import time
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,7 +41,6 @@ ATTEMPTS = 3
 """Processes that open a new database at once collide while they create its tables; all but one try again."""
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
-warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
 
 
 class Study:
