@@ -247,7 +247,7 @@ def draw(curves: dict[str, dict[str, list[float]]], file: Path) -> None:
     for panel, (table, lines) in zip(panels, curves.items(), strict=False):
         for name, ratios in lines.items():
             panel.step(range(1, len(ratios) + 1), ratios, where="post", label=LABELS[name], linewidth=1.2)
-        panel.set(title=table, xlabel="trials", ylabel="best so far over the least", xscale="log", ylim=(1.0, 2.0))
+        panel.set(title=table, xlabel="trials", ylabel="best so far over the least", xscale="log", ylim=(1.0, None))
         panel.title.set_fontsize(9)
         panel.axhline(CLOSE, color="0.7", linewidth=0.7)
     panels = figure.axes

@@ -70,7 +70,7 @@ class Study:
         self._axes = {f"{p.part}.{p.name}": _Axis(p.values) for p in parameters}
         self._row = {one.id: row for row, one in enumerate(schedules)}
         self._schedules, self._open = list(schedules), np.ones(len(schedules), bool)
-        places = [[axis.values.index(flatten(one)[name]) for name, axis in self._axes.items()] for one in schedules]
+        places = [[axis.values.index(flat[name]) for name, axis in self._axes.items()] for flat in map(flatten, schedules)]
         steps = [len(axis.values) - 1 if axis.ordinal else 0 for axis in self._axes.values()]
         self._model = Surrogate(places, steps)
         self._claims: dict[str, int | None] = {}
@@ -122,7 +122,10 @@ class Study:
         return news
 
     def propose(self) -> Schedule:
-        """The open schedule that is expected to gain most over the best one, or any while too few are measured. One must be open."""
+        """The open schedule that is expected to gain most over the best one, or any while too few are measured, or none ran.
+
+        One must be open.
+        """
         rows = np.flatnonzero(self._open)
         costs = {self._row[key]: one.cost for key, one in self.records.items() if key in self._row}
         if len(costs) >= STARTERS and math.isfinite(min(costs.values())):

@@ -14,6 +14,8 @@ Rows = npt.NDArray[np.int64]
 
 NOISE = 1e-3
 """Variance of a measurement, where that of the measured costs is 1."""
+LEAST_SPREAD = 0.01
+"""Standard deviation of the logarithms of costs below which they count as equal."""
 PRIOR_SPREAD = 3.0
 """Standard deviation of the logarithm of a weight, before anything was measured."""
 
@@ -21,16 +23,16 @@ PRIOR_SPREAD = 3.0
 class Surrogate:
     """A Gaussian process over points of a grid. The one with the greatest expected improvement is tried next.
 
-    The covariance of two points is exp(-sum of w_n d_n) over the axes. The distance d_n is 0 for equal values, else 1; for numbers it is
-    the mean of that and of their steps as a share of all of the axis. The weights w_n start from 1 and follow the marginal likelihood.
-    Rasmussen and Williams, Gaussian Processes for Machine Learning (2006); Jones, Schonlau and Welch, Efficient Global Optimization of
-    Expensive Black-Box Functions (1998).
+    The covariance of two points a and b is exp(-sum of w_n d_n) over the axes n. Of numbers, d_n = ½ [a_n ≠ b_n] + ½ |a_n - b_n| / steps,
+    in places of the axis; of other values [a_n ≠ b_n]. The weights w_n start from 1, and every call doubles or halves those of which that
+    raises the marginal likelihood times a log-normal prior. Rasmussen and Williams, Gaussian Processes for Machine Learning (2006); Jones,
+    Schonlau and Welch, Efficient Global Optimization of Expensive Black-Box Functions (1998).
     """
 
     def __init__(self, points: Sequence[Sequence[int]], steps: Sequence[int]) -> None:
         """`points`: [points, axes], the places of their values. `steps`: of an axis of numbers their last place, 0 of other values."""
         every = np.array(points, int).reshape(len(points), len(steps))
-        features, axes = [np.empty((len(points), 0))], list[int]()  # the squared distance of two points' features is the sum of d_n
+        features, axes = [np.empty((len(points), 0))], list[int]()  # of two points' features the squared distance is the sum of d_n
         for axis, (places, last) in enumerate(zip(every.T, steps, strict=True)):
             values = np.arange(places.max(initial=0) + 1)
             features.append((places[:, None] == values) * math.sqrt(0.25 if last else 0.5))
@@ -46,12 +48,12 @@ class Surrogate:
         under way: what is near them is less uncertain.
         """
         costs = np.log(np.minimum(costs, 2.0 * costs[np.isfinite(costs)].max()))
-        costs = (costs - costs.mean()) / (costs.std() or 1.0)
+        costs = (costs - costs.mean()) / max(costs.std(), LEAST_SPREAD)
         self._fit(known, costs)
         past, count = np.concatenate([known, pending]), len(known)
-        factor = self._factor(past)  # it begins with that of what is known
-        explained = np.linalg.solve(factor, self._covariance(past, rows))
-        mean = np.linalg.solve(factor[:count, :count], costs) @ explained[:count]
+        whiten = np.linalg.inv(self._factor(past))  # it begins with that of what is known
+        explained = whiten @ self._covariance(past, rows)
+        mean = whiten[:count, :count] @ costs @ explained[:count]
         deviation = np.sqrt(np.maximum(1.0 - (explained**2).sum(0), 1e-12))
         z = (costs.min() - mean) / deviation
         below = 0.5 * np.array([math.erfc(-one / math.sqrt(2.0)) for one in z])
@@ -69,7 +71,7 @@ class Surrogate:
         return np.linalg.cholesky(self._covariance(rows, rows) + NOISE * np.eye(len(rows)))
 
     def _fit(self, known: Rows, costs: Array) -> None:
-        """Halve or double each weight where that makes the costs more likely."""
+        """Halve or double each weight where that makes weights and costs more likely."""
 
         def unlikely(weights: Array) -> float:
             self._weights = weights

@@ -78,9 +78,10 @@ def test_failures_are_worse_than_what_runs(rows: tuple[np.ndarray, ...]):
     assert POINTS[others[found.argmax()], 1] != 2
 
 
-def test_equal_costs_leave_it_to_what_is_far_from_them():
-    model = Surrogate(GRID, STEPS)
-    found = model.improvements(np.arange(1, len(POINTS)), np.array([0]), np.array([5.0]), np.array([], int))
+@pytest.mark.parametrize("count", [1, 7])
+def test_equal_costs_leave_it_to_what_is_far_from_them(count: int):
+    known, others = np.arange(count), np.arange(count, len(POINTS))
+    found = Surrogate(GRID, STEPS).improvements(others, known, np.full(count, 3.3e-5), np.array([], int))
     assert found[-1] == pytest.approx(found.max())
 
 
