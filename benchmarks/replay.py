@@ -27,9 +27,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
+from optuna.distributions import BaseDistribution
 from optuna.samplers import NSGAIISampler, TPESampler
 from optuna.storages import InMemoryStorage
 from optuna.trial import TrialState, create_trial
@@ -38,7 +39,7 @@ from kvgen.lower.schedule import Params, Schedule, Value
 from kvgen.lower.space import Parameter
 from kvgen.measure.measurement import Candidate
 from kvgen.spec import Workload
-from kvgen.tune.storage import Study, flatten
+from kvgen.tune.storage import Axis, Study, flatten
 
 CLOSE = 1.02
 DRAWS = 2000
@@ -71,28 +72,25 @@ class Table:
         return min(self.costs.values())
 
     @cached_property
-    def axes(self) -> dict[str, BaseDistribution]:
-        """Of each parameter, the places of its values in the order of the space."""
-        found = {}
-        for parameter in self.parameters:
-            last = len(parameter.values) - 1
-            numbers = all(type(value) is int for value in parameter.values)
-            found[f"{parameter.part}.{parameter.name}"] = IntDistribution(0, last) if numbers else CategoricalDistribution(range(last + 1))
-        return found
+    def axes(self) -> dict[str, Axis]:
+        return {f"{parameter.part}.{parameter.name}": Axis(parameter.values) for parameter in self.parameters}
 
     @cached_property
-    def places(self) -> dict[Schedule, dict[str, int]]:
-        """Of each schedule, the places of its values."""
-        values = dict(zip(self.axes, (parameter.values for parameter in self.parameters), strict=True))
-        flat = {one: flatten(one) for one in self.costs}
-        return {one: {name: values[name].index(has[name]) for name in values} for one, has in flat.items()}
+    def distributions(self) -> dict[str, BaseDistribution]:
+        return {name: axis.distribution for name, axis in self.axes.items()}
 
-    def far(self, one: Mapping[str, int], other: Mapping[str, int]) -> float:
+    @cached_property
+    def stored(self) -> dict[Schedule, dict[str, Value]]:
+        """Of each schedule, what a trial has of it."""
+        flat = {one: flatten(one) for one in self.costs}
+        return {one: {name: axis.stored(has[name]) for name, axis in self.axes.items()} for one, has in flat.items()}
+
+    def far(self, one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
         """A value that differs adds 1, and a number also its steps, as a share of all its steps."""
         far = 0.0
         for name, axis in self.axes.items():
-            step = abs(one[name] - other[name])
-            far += (step > 0) + (step / max(1, axis.high) if isinstance(axis, IntDistribution) else 0.0)
+            if one[name] != other[name]:
+                far += 1.0 + (abs(one[name] - other[name]) / (len(axis.values) - 1) if axis.ordinal else 0.0)
         return far
 
 
@@ -148,28 +146,28 @@ def by_tpe(table: Table, seed: int, _: int) -> Order:
     while True:
         yield chosen
         del todo[chosen]
-        study.add_trial(create_trial(params=table.places[chosen], distributions=table.axes, value=table.costs[chosen]))
+        study.add_trial(create_trial(params=table.stored[chosen], distributions=table.distributions, value=table.costs[chosen]))
         best = min(best, chosen, key=table.costs.__getitem__)
         if not todo:
             return
-        there: Mapping[str, int] = table.places[best]
+        there: Mapping[str, Any] = table.stored[best]
         if len(todo) % 2:
-            drawn = study.ask(table.axes)
+            drawn = study.ask(table.distributions)
             study.tell(drawn, state=TrialState.FAIL)
             there = drawn.params
-        far = {one: table.far(table.places[one], there) for one in todo}
+        far = {one: table.far(table.stored[one], there) for one in todo}
         least = min(far.values()) + 1e-9
         chosen = draw.choice([one for one, distance in far.items() if distance <= least])
 
 
 def by_evolution(table: Table, seed: int, _: int) -> Order:
     study = optuna.create_study(sampler=NSGAIISampler(seed=seed, population_size=16))
-    at = {tuple(places.values()): schedule for schedule, places in table.places.items()}
+    at = {tuple(has.values()): schedule for schedule, has in table.stored.items()}
     seen = {table.default}
     yield table.default
-    study.enqueue_trial(table.places[table.default])
+    study.enqueue_trial(table.stored[table.default])
     for _ in range(DRAWS):
-        trial = study.ask(table.axes)
+        trial = study.ask(table.distributions)
         schedule = at.get(tuple(trial.params[name] for name in table.axes))
         if schedule is None:
             study.tell(trial, state=TrialState.PRUNED)

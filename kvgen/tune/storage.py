@@ -67,7 +67,7 @@ class Study:
         optuna.create_study(storage=self._storage, study_name=name, load_if_exists=True)
         self._id = self._storage.get_study_id_from_name(name)
         self._random = random.Random(seed)
-        self._axes = {f"{p.part}.{p.name}": _Axis(p.values) for p in parameters}
+        self._axes = {f"{p.part}.{p.name}": Axis(p.values) for p in parameters}
         self._row = {one.id: row for row, one in enumerate(schedules)}
         self._schedules, self._open = list(schedules), np.ones(len(schedules), bool)
         places = [[axis.values.index(flat[name]) for name, axis in self._axes.items()] for flat in map(flatten, schedules)]
@@ -210,7 +210,7 @@ class Study:
             self._open[self._row[key]] = state
 
 
-class _Axis:
+class Axis:
     """A parameter as Optuna knows it: a number by its place in the order of the space, anything else as it is."""
 
     def __init__(self, values: tuple[Value, ...]) -> None:
